@@ -1,0 +1,1 @@
+"""Per-sample augmentation of image batches: one plan, three appliers."""
