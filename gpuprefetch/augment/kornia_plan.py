@@ -159,6 +159,8 @@ def _crop(kind: str, module: nn.Module) -> Step:
     mode = str(flags["padding_mode"])
     if mode not in ("constant", "reflect", "replicate"):
         raise _Unfusable(f"padding_mode={mode!r} has no fused step")
+    if mode != "constant" and any(_floats(flags["fill"])):
+        raise _Unfusable(f"padding_mode={mode!r} does not take a fill")
     padding = flags["padding"]
     if padding is None:
         left = top = right = bottom = 0
