@@ -1,0 +1,364 @@
+"""How does a plan become a kernel: which launches, and which constants for each?
+
+A *launch* covers geometry, then at most one blur, then pointwise steps; a chain that goes
+on after that needs another launch, which reads the first one's float32 result. The
+constants of a launch are a header of ``#define`` lines in front of ``kernel.cu``. The
+header depends on the plan, the image's channels and the pixel types, not on image sizes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpuprefetch.augment.plan import (
+    Affine,
+    Blur,
+    CenterCrop,
+    Crop,
+    Flip,
+    Interpolation,
+    Plan,
+    Pointwise,
+    Resize,
+    ResizedCrop,
+    Rotation,
+    Size,
+    Step,
+)
+from gpuprefetch.augment.reference import Outside, Resampling
+
+__all__ = ["Launch", "Tile", "Variant", "split_launches", "write_header"]
+
+Pixel = Literal["u8", "u16", "f16", "bf16", "f32"]
+
+_FULL_SCALE: Mapping[Pixel, float] = {"u8": 255.0, "u16": 65535.0}
+_INTERPOLATION: Mapping[Interpolation, str] = {
+    "bilinear": "BILINEAR", "round": "ROUND", "exact": "EXACT",
+}
+_MARGIN = {
+    "constant": "MARGIN_CONSTANT", "reflect": "MARGIN_REFLECT",
+    "replicate": "MARGIN_REPLICATE", "circular": "MARGIN_CIRCULAR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Steps ``first`` to ``last`` (excluded) of a plan, which run in one launch."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a launch is cut into blocks; measured choices, not part of the result."""
+
+    x: int = 64
+    y: int = 32
+    threads: int = 256
+    strip: int = 8
+    """Rows that a thread blurs; divides ``y``."""
+    min_blocks: int = 1
+    """Blocks that must fit on a multiprocessor: bounds the registers."""
+    stage_texels: int = 1700
+    """Room for the source in shared memory, in pixels; 0: never staged."""
+    stages_floats: bool = False
+    """Stage 32 bits per channel even where 16 are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a launch is compiled for, besides the plan."""
+
+    channels: int
+    source: Pixel
+    output: Literal["f16", "bf16", "f32"]
+    is_channels_last: bool = False
+    resampling: Resampling = "chained"
+    outside: Outside = "zeros"
+    is_ragged: bool = False
+    """Each sample has its own address, size and strides."""
+
+
+def split_launches(plan: Plan) -> tuple[Launch, ...]:
+    """Cut a plan into launches."""
+    launches: list[Launch] = []
+    first, stage, has_level, has_padding = 0, 0, False, False
+    for index, step in enumerate(plan.steps):
+        rank = 0 if not isinstance(step, Blur | Pointwise) else 1
+        rank = 2 if isinstance(step, Pointwise) else rank
+        pads = isinstance(step, Crop) and (any(step.padding) or step.pad_if_needed)
+        if rank < stage or (rank == stage == 1) or (pads and (has_level or has_padding)):
+            launches.append(Launch(first, index))
+            first, has_level, has_padding = index, False, False
+        stage = rank
+        has_padding = has_padding or pads
+        has_level = has_level or isinstance(
+            step, Resize | ResizedCrop | Rotation | Affine
+        )
+    if first < len(plan.steps):
+        launches.append(Launch(first, len(plan.steps)))
+    return tuple(launches)
+
+
+@dataclass(slots=True)
+class _Lowering:
+    """What has been said so far."""
+
+    variant: Variant
+    calls: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    fills: list[tuple[float, ...]] = field(default_factory=list)
+    padding: str = "MARGIN_REPLICATE"
+    padding_fill: int = 0
+    interpolations: list[Interpolation] = field(default_factory=list)
+
+    @property
+    def unit(self) -> float:
+        """What 1.0 is in the source's numbers."""
+        return _FULL_SCALE.get(self.variant.source, 1.0)
+
+    def fill(self, values: Sequence[float]) -> int:
+        self.fills.append(_per_channel(values, self.variant.channels, self.unit))
+        return len(self.fills) - 1
+
+    def level(
+        self, interpolation: Interpolation, border: str, *, is_aligned: bool, fill: int = 0
+    ) -> int:
+        self.interpolations.append(interpolation)
+        aligned = "true" if is_aligned else "false"
+        how = _INTERPOLATION[interpolation]
+        self.kinds.append(f"{{{how}, {border}, {aligned}, {fill}}}")
+        return len(self.kinds) - 1
+
+
+def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> str:
+    """The ``#define`` lines for one launch."""
+    steps = plan.steps[launch.first : launch.last]
+    layout = plan.layout[launch.first : launch.last]
+    geometry = [
+        (step, columns) for step, columns in zip(steps, layout, strict=True)
+        if not isinstance(step, Blur | Pointwise)
+    ]
+    resampled = [s for s, _ in geometry if not isinstance(s, Crop | CenterCrop | Flip)]
+    is_composed = variant.resampling == "single" and (
+        len(resampled) > 1 or (bool(resampled) and variant.outside == "extend")
+    )
+    low = _Lowering(variant)
+    for step, columns in geometry:
+        _lower(low, step, columns, is_composed=is_composed)
+    kinds, single_read = low.kinds, "BILINEAR"
+    is_extended = is_composed and variant.outside == "extend"
+    if is_composed and "bilinear" not in low.interpolations:
+        single_read = "ROUND"
+    if is_extended:
+        kinds = [f"{{{single_read}, ZEROS, false, 0}}"] * len(kinds)
+    is_rotated = any("false" in kind for kind in kinds)
+    stage = tile.stage_texels if is_rotated or len(kinds) > 1 else 0
+    blur = next((s for s in steps if isinstance(s, Blur)), None)
+    blur_columns = next(
+        (c for s, c in zip(steps, layout, strict=True) if isinstance(s, Blur)), {}
+    )
+    radius_y, radius_x = (
+        (blur.kernel_size[0] // 2, blur.kernel_size[1] // 2) if blur else (0, 0)
+    )
+    points = _points(steps, layout, variant.channels, 1.0 / low.unit)
+    fills = low.fills or [(0.0,) * variant.channels]
+    staged_fill = fills[low.padding_fill] if low.padding == "MARGIN_CONSTANT" else ()
+    is_exact_16 = all(_fits_16(value, variant.source) for value in (0.0, *staged_fill))
+    defines: dict[str, object] = {
+        f"SOURCE_{variant.source.upper()}": 1,
+        f"OUTPUT_{variant.output.upper()}": 1,
+        "IS_CHANNELS_LAST": int(variant.is_channels_last),
+        "IS_RAGGED": int(variant.is_ragged),
+        "STAGE_16": int(is_exact_16 and not tile.stages_floats),
+        "PLAN_THREADS": tile.threads,
+        "PLAN_MIN_BLOCKS": tile.min_blocks,
+        "PLAN_TILE_X": tile.x,
+        "PLAN_TILE_Y": tile.y,
+        "PLAN_STRIP": tile.strip,
+        "PLAN_CHANNELS": variant.channels,
+        "PLAN_CHUNK": chunk_of(variant.channels),
+        "PLAN_STAGE_TEXELS": stage,
+        "PLAN_PACK_WIDTH": plan.width,
+        "PLAN_LEVELS": len(kinds),
+        "PLAN_KINDS": ", ".join(kinds) or "{BILINEAR, ZEROS, true, 0}",
+        "PLAN_SINGLE": _bool(is_composed and not is_extended),
+        "PLAN_EXTENDED": _bool(is_extended),
+        "PLAN_TOP_VIEW": _bool(low.interpolations[-1:] == ["exact"]),
+        "PLAN_SINGLE_READ": single_read,
+        "PLAN_PADDING": low.padding,
+        "PLAN_PADDING_FILL": low.padding_fill,
+        "PLAN_RADIUS_X": radius_x,
+        "PLAN_RADIUS_Y": radius_y,
+        "PLAN_BLUR_MARGIN": _MARGIN[blur.border if blur else "replicate"],
+        "PLAN_SIGMA_COLUMN": blur_columns.get("sigma", 0),
+        "PLAN_SKIP_COLUMN": blur_columns.get("skip", -1),
+        "PLAN_POINTS": len(points),
+        "PLAN_POINT_SKIP": ", ".join(str(skip) for skip, _, _ in points) or "-1",
+        "PLAN_POINT_SCALE": _table([scale for _, scale, _ in points], variant.channels),
+        "PLAN_POINT_BIAS": _table([bias for _, _, bias in points], variant.channels),
+        "PLAN_FILLS": _table(fills, variant.channels),
+        "PLAN_STEPS": " ".join(low.calls),
+    }
+    return "".join(f"#define {name} {value}\n" for name, value in defines.items())
+
+
+def chunk_of(channels: int) -> int:
+    """Channels that one block makes."""
+    if channels <= 4:
+        return channels
+    return 3 if channels % 3 == 0 and channels % 4 else 4
+
+
+def _lower(
+    low: _Lowering, step: Step, columns: Mapping[str, int], *, is_composed: bool
+) -> None:
+    """One geometric step as a call of ``Builder``."""
+    match step:
+        case Crop():
+            _lower_crop(low, step, columns)
+        case CenterCrop(size=(height, width)):
+            low.calls.append(
+                f"plan.crop((plan.width - {width}) / 2, (plan.height - {height}) / 2,"
+                f" {width}, {height});"
+            )
+        case ResizedCrop():
+            left, top, width, height = (
+                f"int(pack[{columns[name]}])" for name in ("left", "top", "width", "height")
+            )
+            low.calls.append(f"plan.crop({left}, {top}, {width}, {height});")
+            _lower_resize(low, step, step.size, is_composed=is_composed)
+        case Resize():
+            size = step.size if not isinstance(step.size, int) else None
+            _lower_resize(low, step, size, is_composed=is_composed)
+        case Flip():
+            low.calls.append(f"if (!{_skip(columns)}) plan.flip_{step.axis}();")
+        case Rotation():
+            k = low.level(step.interpolation, "ZEROS", is_aligned=False)
+            low.calls.append(
+                f"plan.rotate<{k}>(pack[{columns['degrees']}], {_skip(columns)});"
+            )
+        case Affine():
+            _lower_affine(low, step, columns)
+        case _:
+            raise AssertionError(step)
+
+
+def _lower_crop(low: _Lowering, step: Crop, columns: Mapping[str, int]) -> None:
+    left, top = (f"int(pack[{columns[name]}])" for name in ("left", "top"))
+    height, width = step.size
+    if any(step.padding) or step.pad_if_needed:
+        low.padding = _MARGIN[step.padding_mode]
+        if step.padding_mode == "constant":
+            low.padding_fill = low.fill(step.fill)
+        low.calls.append("plan.canvas();")
+        pad_left, _, pad_top, _ = step.padding
+        margin_x, margin_y = str(pad_left), str(pad_top)
+        if step.pad_if_needed:
+            margin_x = f"max({pad_left}, {width} - plan.width)"
+            margin_y = f"max({pad_top}, {height} - plan.height)"
+        left, top = f"{left} - {margin_x}", f"{top} - {margin_y}"
+    low.calls.append(f"plan.crop({left}, {top}, {width}, {height});")
+
+
+def _lower_resize(
+    low: _Lowering, step: Resize | ResizedCrop, size: Size | None, *, is_composed: bool
+) -> None:
+    interpolation = step.interpolation
+    corners = step.align_corners and interpolation == "bilinear"
+    if is_composed and interpolation == "exact":
+        interpolation = "round"
+    k = low.level(interpolation, "CLAMP", is_aligned=True)
+    if size is not None:
+        low.calls.append(f"plan.resize<{k}, {_bool(corners)}>({size[1]}, {size[0]});")
+        return
+    side = step.side.upper() if isinstance(step, Resize) else ""
+    low.calls.append(
+        f"plan.resize_side<{k}, {_bool(corners)}, SIDE_{side}>({step.size});"
+    )
+
+
+def _lower_affine(low: _Lowering, step: Affine, columns: Mapping[str, int]) -> None:
+    border = {
+        "zeros": "ZEROS",
+        "border": "CLAMP",
+        "fill": "FILL",
+        "reflection": "REFLECT_CENTRES" if step.align_corners else "REFLECT_EDGES",
+    }[step.border]
+    fill = low.fill(step.fill) if step.border == "fill" else 0
+    k = low.level(step.interpolation, border, is_aligned=False, fill=fill)
+    numbers = [
+        f"pack[{columns[name]}]" if name in columns else f"{otherwise}f"
+        for name, otherwise in (
+            ("degrees", 0.0), ("shift_x", 0.0), ("shift_y", 0.0), ("scale_x", 1.0),
+            ("scale_y" if "scale_y" in columns else "scale_x", 1.0),
+            ("shear_x", 0.0), ("shear_y", 0.0),
+        )
+    ]
+    low.calls.append(f"plan.affine<{k}>({', '.join(numbers)}, {_skip(columns)});")
+
+
+def _skip(columns: Mapping[str, int]) -> str:
+    return f"(pack[{columns['skip']}] != 0.0f)" if "skip" in columns else "false"
+
+
+def _points(
+    steps: Sequence[Step], layout: Sequence[Mapping[str, int]], channels: int, unit: float
+) -> list[tuple[int, tuple[float, ...], tuple[float, ...]]]:
+    """Pointwise steps: the column that skips it (-1: none), factors, offsets.
+
+    Neighbours that always run are multiplied into one, and so is the source's unit.
+    """
+    points = [(-1, (unit,) * channels, (0.0,) * channels)]
+    for step, columns in zip(steps, layout, strict=True):
+        if not isinstance(step, Pointwise):
+            continue
+        scale = _per_channel(step.scale, channels, 1.0)
+        bias = _per_channel(step.bias, channels, 1.0)
+        skip = columns.get("skip", -1)
+        last_skip, last_scale, last_bias = points[-1]
+        if skip == last_skip == -1:
+            points[-1] = (
+                -1,
+                tuple(a * b for a, b in zip(last_scale, scale, strict=True)),
+                tuple(
+                    a * b + c for a, b, c in zip(last_bias, scale, bias, strict=True)
+                ),
+            )
+        else:
+            points.append((skip, scale, bias))
+    is_idle = unit == 1.0 and points[0][1] == (1.0,) * channels and not any(points[0][2])
+    return points[1:] if is_idle else points
+
+
+def _fits_16(value: float, source: Pixel) -> bool:
+    """Whether a value beyond the canvas is exact in the 16 bits a source stages in."""
+    if source in ("u8", "f16"):
+        return abs(value) < 65504 and struct.unpack("e", struct.pack("e", value)) == (value,)
+    return source == "bf16" and struct.pack(">f", value)[2:] == bytes(2)
+
+
+def _per_channel(
+    values: Sequence[float], channels: int, unit: float
+) -> tuple[float, ...]:
+    if len(values) not in (1, channels):
+        raise ValueError(
+            f"{len(values)} values were given for an image of {channels} channels; one "
+            "for all or one per channel fits."
+        )
+    return tuple(value * unit for value in values) * (channels // len(values))
+
+
+def _table(rows: Sequence[Sequence[float]], channels: int) -> str:
+    full = rows or [(0.0,) * channels]
+    return ", ".join(
+        "{" + ", ".join(f"{value!r}f" for value in row) + "}" for row in full
+    )
+
+
+def _bool(value: object) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,102 @@
+"""kernel.cu compiled by g++, called like the kernel on the device."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpuprefetch.augment.lower import (
+    Tile,
+    Variant,
+    chunk_of,
+    split_launches,
+    write_header,
+)
+from gpuprefetch.augment.plan import Plan
+
+_HERE = Path(__file__).parent
+_SOURCE = (_HERE.parents[1] / "gpuprefetch/augment/kernel.cu").read_text()
+_SHIM = (_HERE / "kernel_cpu.h").read_text()
+_LOOP = """
+extern "C" void run(int tiles_x, int tiles_y, int samples, const void* source, void* out,
+                    const float* pack, const void* images, const long long* n) {
+  for (blockIdx.z = 0; blockIdx.z < samples; ++blockIdx.z)
+    for (blockIdx.y = 0; blockIdx.y < tiles_y; ++blockIdx.y)
+      for (blockIdx.x = 0; blockIdx.x < tiles_x; ++blockIdx.x)
+        augment(static_cast<const Source*>(source), static_cast<Output*>(out), pack,
+                static_cast<const Image*>(images), n[0], n[1], n[2], n[3], n[4], n[5],
+                n[6], n[7]);
+}
+"""
+_PIXELS = {
+    torch.uint8: "u8", torch.uint16: "u16", torch.float16: "f16",
+    torch.bfloat16: "bf16", torch.float32: "f32",
+}
+
+
+def build(header: str) -> ctypes.CDLL:
+    """Compile one variant; kept in the temporary folder between runs."""
+    text = header + _SHIM + _SOURCE + _LOOP
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / "gpuprefetch-cpu-kernels"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{key}.so"
+    if not library.exists():
+        source = folder / f"{key}.cpp"
+        source.write_text(text)
+        partial = folder / f"{key}.partial"
+        command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w"]
+        subprocess.run([*command, str(source), "-o", str(partial)], check=True)
+        partial.rename(library)
+    return ctypes.CDLL(str(library))
+
+
+def run_plan(
+    plan: Plan,
+    image: Tensor,
+    pack: Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    is_channels_last: bool = False,
+    tile: Tile | None = None,
+    **variant: str,
+) -> Tensor:
+    """All launches of a plan, one after the other."""
+    tile = tile or Tile()
+    launches = split_launches(plan)
+    size = tuple(image.shape[-2:])
+    for launch in launches:
+        is_last = launch is launches[-1]
+        out_dtype = dtype if is_last else torch.float32
+        last = is_channels_last and is_last
+        channels = image.shape[1]
+        header = write_header(
+            plan, launch,
+            Variant(channels, _PIXELS[image.dtype], _PIXELS[out_dtype], last, **variant),
+            tile,
+        )
+        for step in plan.steps[launch.first : launch.last]:
+            size = step.output_size(size)
+        out = torch.full(
+            (image.shape[0], channels, *size), float("nan"), dtype=out_dtype
+        )
+        if last:
+            out = out.to(memory_format=torch.channels_last)
+        strides = image.stride()
+        numbers = [*image.shape[-2:], *strides, *size]
+        rows = -(-size[0] // tile.y) * (-(-channels // chunk_of(channels)))
+        pack = pack.contiguous()
+        build(header).run(
+            -(-size[1] // tile.x), rows, image.shape[0],
+            ctypes.c_void_p(image.data_ptr()), ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_void_p(pack.data_ptr()), None,
+            (ctypes.c_longlong * 8)(*numbers),
+        )
+        image = out
+    return image
