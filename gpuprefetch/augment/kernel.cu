@@ -50,7 +50,10 @@ constexpr int CHUNK = PLAN_CHUNK;        // of one block
 constexpr int STAGE_TEXELS = PLAN_STAGE_TEXELS;  // room for the source; 0: never staged
 constexpr int PACK_WIDTH = PLAN_PACK_WIDTH;      // numbers per sample
 constexpr int LEVELS = PLAN_LEVELS;
-constexpr LevelKind KINDS[] = {PLAN_KINDS};  // innermost first; a dummy for no level
+__device__ constexpr LevelKind kind_of(int level) {  // innermost first
+  constexpr LevelKind kinds[] = {PLAN_KINDS};        // one dummy where there is no level
+  return kinds[level];
+}
 constexpr bool IS_SINGLE = PLAN_SINGLE;      // one read, places followed level by level
 constexpr bool IS_EXTENDED = PLAN_EXTENDED;  // one read, maps multiplied
 constexpr bool IS_TOP_VIEW = PLAN_TOP_VIEW;  // a view lies above the last level
@@ -61,7 +64,10 @@ constexpr int RADIUS_X = PLAN_RADIUS_X, RADIUS_Y = PLAN_RADIUS_Y;
 constexpr Margin BLUR_MARGIN = PLAN_BLUR_MARGIN;
 constexpr int SIGMA_COLUMN = PLAN_SIGMA_COLUMN, SKIP_COLUMN = PLAN_SKIP_COLUMN;
 constexpr int POINTS = PLAN_POINTS;
-constexpr int POINT_SKIP[] = {PLAN_POINT_SKIP};  // column that is not 0 to skip; -1: none
+__device__ constexpr int point_skip(int i) {  // column that is not 0 to skip; -1: none
+  constexpr int columns[] = {PLAN_POINT_SKIP};
+  return columns[i];
+}
 __constant__ float POINT_SCALE[][CHANNELS] = {PLAN_POINT_SCALE};
 __constant__ float POINT_BIAS[][CHANNELS] = {PLAN_POINT_BIAS};
 __constant__ float FILLS[][CHANNELS] = {PLAN_FILLS};  // in the source's units
@@ -116,19 +122,19 @@ constexpr int LANES = CHUNK == 3 ? 4 : CHUNK;
 
 #if SOURCE_U8
 typedef unsigned char Source;
-__device__ float load(const Source* p) { return whole_to_float(*p); }
+__device__ float load(const Source* p) { return whole_to_float(__ldg(p)); }
 #elif SOURCE_U16
 typedef unsigned short Source;
-__device__ float load(const Source* p) { return whole_to_float(*p); }
+__device__ float load(const Source* p) { return whole_to_float(__ldg(p)); }
 #elif SOURCE_F16
 typedef Bits16 Source;
-__device__ float load(const Source* p) { return half_to_float(*p); }
+__device__ float load(const Source* p) { return half_to_float(__ldg(p)); }
 #elif SOURCE_BF16
 typedef Bits16 Source;
-__device__ float load(const Source* p) { return bfloat_to_float(*p); }
+__device__ float load(const Source* p) { return bfloat_to_float(__ldg(p)); }
 #else
 typedef float Source;
-__device__ float load(const Source* p) { return *p; }
+__device__ float load(const Source* p) { return __ldg(p); }
 #endif
 
 #if STAGE_16 && SOURCE_BF16
@@ -160,7 +166,11 @@ __device__ void unpack(const Texel& texel, float (&value)[LANES]) {
 #if OUTPUT_F16 || OUTPUT_BF16
 typedef Bits16 Output;
 __device__ Output to_output(float value) {
-  return OUTPUT_F16 ? float_to_half(value) : float_to_bfloat(value);
+#if OUTPUT_F16
+  return float_to_half(value);
+#else
+  return float_to_bfloat(value);
+#endif
 }
 __device__ void store_quad(Output* out, const float (&v)[4]) {
   const unsigned low = to_output(v[0]) | unsigned(to_output(v[1])) << 16;
@@ -187,10 +197,10 @@ constexpr int PLANE = ROW * HALO_Y;
 constexpr bool HAS_BLUR = RADIUS_X > 0 || RADIUS_Y > 0;
 constexpr int CHUNKS = (CHANNELS + CHUNK - 1) / CHUNK;
 // Two levels, the inner one a plain resize: read as one block of 3 x 3 source pixels.
-constexpr bool IS_COMPOSED = !IS_SINGLE && !IS_EXTENDED && LEVELS == 2 && KINDS[0].is_aligned &&
-                             KINDS[0].interpolation == BILINEAR &&
-                             KINDS[0].border == CLAMP &&
-                             KINDS[1].interpolation == BILINEAR;
+constexpr bool IS_COMPOSED = !IS_SINGLE && !IS_EXTENDED && LEVELS == 2 && kind_of(0).is_aligned &&
+                             kind_of(0).interpolation == BILINEAR &&
+                             kind_of(0).border == CLAMP &&
+                             kind_of(1).interpolation == BILINEAR;
 constexpr int ACTIVE = IS_EXTENDED && LEVELS > 1 ? 1 : LEVELS;  // levels that are read
 constexpr int TAPS = IS_COMPOSED ? 3 : 2;
 
@@ -277,7 +287,7 @@ struct Builder {
                         int new_width, int new_height) {
     // A flip between two levels is folded into the outer map, so that the inner one is
     // read in ascending order. (A flip of the source itself costs nothing: see stage.)
-    constexpr bool MAY_FOLD = K > 0 && KINDS[K].interpolation != EXACT;
+    constexpr bool MAY_FOLD = K > 0 && kind_of(K).interpolation != EXACT;
     if (MAY_FOLD && view.step_x < 0) {
       xx = -xx, xy = -xy, x0 = (width - 1) - x0;
       view.first_x -= width - 1, view.step_x = 1;
@@ -295,7 +305,7 @@ struct Builder {
 
   template <int K, bool CORNERS>
   __device__ void resize(int new_width, int new_height) {
-    if (KINDS[K].interpolation == EXACT) {
+    if (kind_of(K).interpolation == EXACT) {
       level<K>(float(width) / new_width, 0, 0, 0, float(height) / new_height, 0,
                new_width, new_height);
     } else if (CORNERS) {
@@ -353,7 +363,7 @@ struct Builder {
 
   __device__ void finish() {
     // The view above the last level is folded into that level's map where it interpolates.
-    if (LEVELS > 0 && KINDS[LEVELS > 0 ? LEVELS - 1 : 0].interpolation != EXACT) {
+    if (LEVELS > 0 && kind_of(LEVELS > 0 ? LEVELS - 1 : 0).interpolation != EXACT) {
       Level& last = g.level[LEVELS > 0 ? LEVELS - 1 : 0];
       last.x0 += last.xx * view.first_x + last.xy * view.first_y;
       last.y0 += last.yx * view.first_x + last.yy * view.first_y;
@@ -420,9 +430,9 @@ __device__ void find_stage(Geometry& g) {
     const Level& l = g.level[k];
     x = through(g.view[k + 1].first_x, g.view[k + 1].step_x, x);
     y = through(g.view[k + 1].first_y, g.view[k + 1].step_y, y);
-    const bool may_fold = KINDS[k].border == REFLECT_CENTRES ||
-                          KINDS[k].border == REFLECT_EDGES;
-    const float half = KINDS[k].interpolation == EXACT ? 0.5f : 0.0f;
+    const bool may_fold = kind_of(k).border == REFLECT_CENTRES ||
+                          kind_of(k).border == REFLECT_EDGES;
+    const float half = kind_of(k).interpolation == EXACT ? 0.5f : 0.0f;
     const float u0 = l.x0 + half * l.xx, v0 = l.y0 + half * l.yy;
     const Range u = reach(lowest(l.xx, 0, x) + lowest(l.xy, u0, y),
                           highest(l.xx, 0, x) + highest(l.xy, u0, y), l.width, may_fold);
@@ -614,7 +624,7 @@ template <int K, class Reader>
 struct Chain {
   static __device__ void add(const Geometry& g, const Reader& source, int x, int y,
                              float weight, float (&sum)[CHUNK]) {
-    constexpr LevelKind KIND = KINDS[K - 1];
+    constexpr LevelKind KIND = kind_of(K - 1);
     const Level& l = g.level[K - 1];
     const View& v = g.view[K - 1];
     const float half = KIND.interpolation == EXACT ? 0.5f : 0.0f;
@@ -648,7 +658,8 @@ struct Chain {
       } else {
 #pragma unroll 1
         for (int tap = 0; tap < 4; ++tap) {
-          const float w2 = px.weight[tap & 1] * py.weight[tap >> 1];
+          const float w2 = (tap & 1 ? px.weight[1] : px.weight[0]) *
+                           (tap >> 1 ? py.weight[1] : py.weight[0]);
           const int ix = min(px.index + (tap & 1), l.width - 1);
           const int iy = min(py.index + (tap >> 1), l.height - 1);
           if (w2 != 0.0f) lower(g, source, v, ix, iy, w2, sum);
@@ -686,7 +697,7 @@ template <int K, class Reader>
 __device__ void walk(const Geometry& g, const Reader& source, float& u, float& w,
                      float& weight, float (&sum)[CHUNK]) {
   if constexpr (K >= 0) {
-    constexpr LevelKind KIND = KINDS[K];
+    constexpr LevelKind KIND = kind_of(K);
     const Level& l = g.level[K];
     const float u0 = u, w0 = w;
     u = fmaf(l.xx, u0, l.x0), w = fmaf(l.yy, w0, l.y0);
@@ -788,7 +799,7 @@ template <int RADIUS>
 __device__ void find_weight(float (&weights)[RADIUS + 1], const Arguments& a, int sample,
                             int d) {
   const float* pack = a.pack + (long long)(sample) * PACK_WIDTH;
-  if (SKIP_COLUMN >= 0 && pack[SKIP_COLUMN >= 0 ? SKIP_COLUMN : 0] != 0.0f) {
+  if (SKIP_COLUMN >= 0 && pack[max(SKIP_COLUMN, 0)] != 0.0f) {
     weights[d] = d == 0 ? 1.0f : 0.0f;
     return;
   }
@@ -837,7 +848,7 @@ __device__ void stage(const Geometry& g, Texel* texels, int channel) {
 __device__ float finish_value(float value, int c, const float* pack) {
 #pragma unroll
   for (int i = 0; i < POINTS; ++i)
-    if (POINT_SKIP[i] < 0 || pack[POINT_SKIP[i] < 0 ? 0 : POINT_SKIP[i]] == 0.0f)
+    if (point_skip(i) < 0 || pack[max(point_skip(i), 0)] == 0.0f)
       value = fmaf(value, POINT_SCALE[i][c], POINT_BIAS[i][c]);
   return value;
 }
@@ -906,6 +917,7 @@ __device__ void blur(const Geometry& g, const float* planes, const Arguments& a,
                      int channel, int tile_x, int tile_y) {
   constexpr int QUADS = TILE_X / 4, STRIPS = TILE_Y / STRIP;
   constexpr int LOADS = (4 + 2 * RADIUS_X + 3) / 4;
+  static_assert(TILE_X + 4 * LOADS - 4 <= ROW && TILE_Y % STRIP == 0, "");
   const float* pack = a.pack + (long long)(sample) * PACK_WIDTH;
   const int height = int(a.out_height), width = int(a.out_width);
   const bool is_whole = !IS_CHANNELS_LAST && width % 4 == 0;

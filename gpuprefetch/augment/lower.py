@@ -30,7 +30,17 @@ from gpuprefetch.augment.plan import (
 )
 from gpuprefetch.augment.reference import Outside, Resampling
 
-__all__ = ["Launch", "Tile", "Variant", "split_launches", "write_header"]
+__all__ = [
+    "Launch",
+    "Pixel",
+    "Tile",
+    "Variant",
+    "choose_tile",
+    "chunk_of",
+    "shared_bytes",
+    "split_launches",
+    "write_header",
+]
 
 Pixel = Literal["u8", "u16", "f16", "bf16", "f32"]
 
@@ -212,6 +222,31 @@ def chunk_of(channels: int) -> int:
     if channels <= 4:
         return channels
     return 3 if channels % 3 == 0 and channels % 4 else 4
+
+
+def choose_tile(plan: Plan, launch: Launch, variant: Variant) -> Tile:
+    """The tile for a launch; benchmarks/NOTES.md says how these were chosen."""
+    steps = plan.steps[launch.first : launch.last]
+    blur = next((step for step in steps if isinstance(step, Blur)), None)
+    if blur is None:
+        return Tile(x=64, y=32, threads=256, min_blocks=4)
+    if max(blur.kernel_size) > 9:
+        return Tile(x=64, y=32, threads=256, min_blocks=2)
+    return Tile(x=64, y=32, threads=256, min_blocks=4)
+
+
+def shared_bytes(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> int:
+    """Dynamic shared memory of a block: the blur's planes, then the staged source."""
+    defines = dict(
+        line.split(" ", 2)[1:]
+        for line in write_header(plan, launch, variant, tile).splitlines()
+    )
+    radius_x, radius_y = (int(defines[f"PLAN_RADIUS_{axis}"]) for axis in "XY")
+    chunk = chunk_of(variant.channels)
+    row = (tile.x + 2 * radius_x + 3) // 4 * 4
+    planes = chunk * row * (tile.y + 2 * radius_y) * 4 if radius_x or radius_y else 0
+    texel = (4 if chunk == 3 else chunk) * (2 if defines["STAGE_16"] == "1" else 4)
+    return planes + int(defines["PLAN_STAGE_TEXELS"]) * texel
 
 
 def _lower(

@@ -41,6 +41,10 @@ static Bits16 float_to_bfloat(float value) {  // round to nearest even; no NaN h
   unsigned bits = bits_of<unsigned>(value);
   return Bits16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
+template <class Value>
+static Value __ldg(const Value* address) {
+  return *address;
+}
 template <class Vector>
 static Vector read_as(const void* address) {
   Vector value;

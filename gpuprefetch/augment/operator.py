@@ -1,0 +1,149 @@
+"""The plan as one torch operator, ``gpuprefetch::augment``.
+
+As an operator it is seen by torch.compile (one opaque node), profilers and the stream
+sanitizer. On a CUDA device it launches the kernel; elsewhere, and where the kernel cannot
+run, the same function is computed by ``reference`` and a warning says so once.
+
+A plan travels through the operator as a key: its digest, registered by :func:`register`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpuprefetch.augment import kernel
+from gpuprefetch.augment.kernel import PIXELS, PlanKernel
+from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.reference import Outside, Resampling, apply_plan
+from gpuprefetch.errors import BatchError
+
+__all__ = ["FULL_SCALE", "augment", "register", "to_unit_range"]
+
+logger = logging.getLogger(__name__)
+
+FULL_SCALE: Mapping[torch.dtype, float] = {torch.uint8: 255.0, torch.uint16: 65535.0}
+"""The number that becomes 1.0, for images of integers."""
+
+_plans: dict[str, PlanKernel] = {}
+_warned: set[str] = set()
+
+_LIBRARY = torch.library.Library("gpuprefetch", "DEF")
+_LIBRARY.define(
+    "augment(Tensor image, Tensor pack, str plan, ScalarType dtype, "
+    "bool is_channels_last, str resampling, str outside) -> Tensor"
+)
+
+
+def register(plan: Plan) -> str:
+    """Make a plan known to the operator; returns its key."""
+    key = hashlib.sha256(repr(plan.steps).encode()).hexdigest()[:16]
+    if key not in _plans:
+        _plans[key] = PlanKernel(plan)
+    return key
+
+
+def to_unit_range(image: Tensor) -> Tensor:
+    """The image as float32; integers divided by the greatest they can hold.
+
+    Raises:
+        BatchError: The dtype is none of ``PIXELS``.
+    """
+    if image.dtype not in PIXELS:
+        accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in PIXELS)
+        raise BatchError(
+            f"images of {str(image.dtype).removeprefix('torch.')} cannot be augmented; "
+            f"pass {accepted}."
+        )
+    scale = FULL_SCALE.get(image.dtype)
+    floats = image.to(torch.float32)
+    return floats if scale is None else floats.div_(scale)
+
+
+def augment(
+    image: Tensor,
+    pack: Tensor,
+    plan: str,
+    *,
+    dtype: torch.dtype,
+    is_channels_last: bool,
+    resampling: Resampling,
+    outside: Outside,
+) -> Tensor:
+    """Run a registered plan.
+
+    Args:
+        image: (B, C, H, W), a dtype of ``PIXELS``, any strides.
+        pack: (B, n), float32, on the image's device.
+        plan: Key from :func:`register`.
+        dtype: Of the result: float16, bfloat16 or float32.
+        is_channels_last: Memory format of the result.
+        resampling: See :mod:`gpuprefetch.augment.reference`.
+        outside: See :mod:`gpuprefetch.augment.reference`.
+
+    Returns:
+        (B, C, h, w); on CUDA enqueued on the current stream.
+    """
+    return cast(
+        Tensor,
+        torch.ops.gpuprefetch.augment(
+            image, pack, plan, dtype, is_channels_last, resampling, outside
+        ),
+    )
+
+
+def _run(
+    image: Tensor,
+    pack: Tensor,
+    plan: str,
+    dtype: torch.dtype,
+    is_channels_last: bool,
+    resampling: Resampling,
+    outside: Outside,
+) -> Tensor:
+    planned = _plans[plan]
+    reason = kernel.why_not(image.device)
+    if not reason and image.dtype in PIXELS and dtype in PIXELS:
+        return planned(
+            image, pack, dtype=dtype, is_channels_last=is_channels_last,
+            resampling=resampling, outside=outside,
+        )
+    if image.is_cuda and reason and reason not in _warned:
+        _warned.add(reason)
+        logger.warning(
+            "the fused kernel does not run: %s. Plain torch operations make the same "
+            "pixels, more slowly. To silence this, raise the level of the logger %r.",
+            reason, __name__,
+        )
+    out = apply_plan(
+        planned.plan, to_unit_range(image), pack, resampling=resampling, outside=outside
+    )
+    # A plan that changes nothing must not hand the input back: operators do not alias.
+    return out.to(
+        dtype, copy=True,
+        memory_format=torch.channels_last if is_channels_last else torch.contiguous_format,
+    )
+
+
+def _fake(
+    image: Tensor,
+    pack: Tensor,
+    plan: str,
+    dtype: torch.dtype,
+    is_channels_last: bool,
+    resampling: Resampling,
+    outside: Outside,
+) -> Tensor:
+    size = _plans[plan].plan.output_size((image.shape[-2], image.shape[-1]))
+    return image.new_empty((image.shape[0], image.shape[1], *size), dtype=dtype).to(
+        memory_format=torch.channels_last if is_channels_last else torch.contiguous_format
+    )
+
+
+_LIBRARY.impl("augment", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("gpuprefetch::augment", _fake, lib=_LIBRARY)
