@@ -283,6 +283,6 @@ def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
 @functools.lru_cache(maxsize=64)
 def _stream_of(handle: int) -> Any:
     """The stream of a raw handle, as ``cuda.core`` wants it; torch keeps it alive."""
-    from cuda.core import Stream
+    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
 
-    return Stream.from_handle(handle)
+    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM

@@ -7,7 +7,7 @@ geometry into one map and resamples once; see :func:`_single`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,9 +30,10 @@ from gpuprefetch.augment.plan import (
     ResizedCrop,
     Rotation,
     Size,
+    Step,
 )
 
-__all__ = ["Outside", "Resampling", "apply_plan"]
+__all__ = ["Outside", "Resampling", "apply_plan", "apply_steps"]
 
 Resampling = Literal["chained", "single"]
 Outside = Literal["zeros", "extend"]
@@ -72,6 +73,16 @@ def apply_plan(
         else:
             image = _apply(step, columns, pack, image)
     image = _single(image, pack, pending, outside) if pending else image
+    return image.contiguous()
+
+
+def apply_steps(
+    chain: Sequence[tuple[Step, Mapping[str, int]]], image: Tensor, pack: Tensor
+) -> Tensor:
+    """Geometric steps one after the other; any dtype if they only pick pixels."""
+    for step, columns in chain:
+        if not isinstance(step, Blur | Pointwise):
+            image = _apply(step, columns, pack, image)
     return image.contiguous()
 
 
@@ -134,9 +145,13 @@ def _reading(step: Geometric) -> tuple[Interpolation, Border, tuple[float, ...]]
 
 def _pad(step: Crop, image: Tensor, margins: tuple[int, int, int, int]) -> Tensor:
     if step.padding_mode != "constant":
-        return F.pad(image, margins, mode=step.padding_mode)
-    fill = image.new_tensor(step.fill).view(1, -1, 1, 1)
-    return F.pad(image - fill, margins) + fill if fill.any() else F.pad(image, margins)
+        # Torch pads integers with a constant only; float64 holds every pixel's number.
+        floats = image if image.is_floating_point() else image.double()
+        return F.pad(floats, margins, mode=step.padding_mode).to(image.dtype)
+    if len(step.fill) == 1:
+        return F.pad(image, margins, value=step.fill[0])
+    planes = zip(image.split(1, 1), step.fill, strict=True)
+    return torch.cat([F.pad(plane, margins, value=fill) for plane, fill in planes], 1)
 
 
 def _places(matrix: Tensor, size: Size) -> tuple[Tensor, Tensor]:
@@ -168,30 +183,49 @@ def _read(
         u = u.clamp(*bounds.x)
         v = v.clamp(*bounds.y)
     if interpolation != "bilinear":
-        taps_x, taps_y = [(u.round(), None)], [(v.round(), None)]
-    else:
-        left, top = u.floor(), v.floor()
-        taps_x = [(left, 1 - (u - left)), (left + 1, u - left)]
-        taps_y = [(top, 1 - (v - top)), (top + 1, v - top)]
+        return _pick(image, u.round(), v.round(), bounds, border, fill)
     total = image.new_zeros((image.shape[0], image.shape[1], *u.shape[-2:]))
     covered = torch.zeros_like(u)
-    for y, weight_y in taps_y:
-        for x, weight_x in taps_x:
-            inside = (x >= bounds.x[0]) & (x <= bounds.x[1])
-            inside = inside & (y >= bounds.y[0]) & (y <= bounds.y[1])
-            weight = inside.to(image.dtype)
-            if weight_x is not None and weight_y is not None:
-                weight = weight * weight_x * weight_y
-            index_x = x.clamp(*bounds.x).long()
-            index_y = y.clamp(*bounds.y).long()
-            flat = (index_y * image.shape[-1] + index_x).flatten(1)[:, None]
-            taps = image.flatten(2).gather(2, flat.expand(-1, image.shape[1], -1))
-            total += weight[:, None] * taps.view_as(total)
+    left, top = u.floor(), v.floor()
+    for y, weight_y in ((top, 1 - (v - top)), (top + 1, v - top)):
+        for x, weight_x in ((left, 1 - (u - left)), (left + 1, u - left)):
+            weight = _is_inside(x, y, bounds) * weight_x * weight_y
+            total += weight[:, None] * _gather(image, x, y, bounds)
             covered += weight
     if border == "fill" and any(fill):
         value = image.new_tensor(fill).view(1, -1, 1, 1)
         total += (1 - covered)[:, None] * value
     return total
+
+
+def _is_inside(x: Tensor, y: Tensor, bounds: _Bounds) -> Tensor:
+    inside = (x >= bounds.x[0]) & (x <= bounds.x[1])
+    return inside & (y >= bounds.y[0]) & (y <= bounds.y[1])
+
+
+def _gather(image: Tensor, x: Tensor, y: Tensor, bounds: _Bounds) -> Tensor:
+    """The pixels at whole places (x, y), moved into the frame where they lie outside."""
+    column, row = x.clamp(*bounds.x).long(), y.clamp(*bounds.y).long()
+    flat = (row * image.shape[-1] + column).flatten(1)[:, None]
+    picked = image.flatten(2).gather(2, flat.expand(-1, image.shape[1], -1))
+    return picked.view(image.shape[0], image.shape[1], *x.shape[-2:])
+
+
+def _pick(
+    image: Tensor,
+    x: Tensor,
+    y: Tensor,
+    bounds: _Bounds,
+    border: Border,
+    fill: tuple[float, ...],
+) -> Tensor:
+    """One pixel per place, no arithmetic: any dtype."""
+    picked = _gather(image, x, y, bounds)
+    if border not in ("zeros", "fill"):
+        return picked
+    value = torch.tensor(fill if border == "fill" else (0.0,), device=image.device)
+    value = value.to(image.dtype).view(1, -1, 1, 1)
+    return torch.where(_is_inside(x, y, bounds)[:, None], picked, value)
 
 
 def _reflect(u: Tensor, low: Tensor, high: Tensor, *, align_corners: bool) -> Tensor:

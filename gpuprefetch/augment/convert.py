@@ -1,0 +1,132 @@
+"""The pack's numbers as Kornia's parameters, and back.
+
+Kornia's dictionaries are those of its random generators; what Kornia derives from the
+image (``forward_input_shape``, ``padding_size``) is filled in, so that a dictionary can be
+passed to the member as ``params=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gpuprefetch.augment.plan import (
+    Affine,
+    Blur,
+    CenterCrop,
+    Crop,
+    Resize,
+    ResizedCrop,
+    Rotation,
+    Size,
+    Step,
+)
+
+__all__ = ["from_kornia", "to_kornia"]
+
+
+def to_kornia(
+    step: Step, columns: Mapping[str, int], pack: Tensor, size: Size, channels: int
+) -> dict[str, Tensor]:
+    """Parameters of one member for images (channels, *size), in host memory."""
+    batch = pack.shape[0]
+    canvas = step.canvas(size) if isinstance(step, Crop) and batch else size
+
+    def number(name: str, otherwise: float = 0.0) -> Tensor:
+        if name in columns:
+            return pack[:, columns[name]].clone()
+        return torch.full((batch,), otherwise)
+
+    params = {
+        "batch_prob": 1.0 - number("skip"),
+        "forward_input_shape": torch.tensor([batch, channels, *canvas]),
+    }
+    match step:
+        case Crop():
+            left, right, top, bottom = step.margins(size)
+            margins = torch.tensor([left, right, top, bottom])
+            params["padding_size"] = margins.expand(batch, -1)
+            params |= _boxes(number("left"), number("top"), step.size, step.size)
+        case CenterCrop():
+            origin_x, origin_y = step.origin(size)
+            left_, top_ = number("", origin_x), number("", origin_y)
+            params |= _boxes(left_, top_, step.size, step.size)
+        case ResizedCrop():
+            window = number("height"), number("width")
+            params |= _boxes(number("left"), number("top"), window, step.size)
+        case Resize():
+            zero = number("")
+            params |= _boxes(zero, zero, size, step.output_size(size))
+        case Rotation():
+            params["degrees"] = number("degrees")
+        case Affine():
+            scale_x = number("scale_x", 1.0)
+            scale_y = number("scale_y") if "scale_y" in columns else scale_x
+            centre = torch.tensor([(size[1] - 1) / 2, (size[0] - 1) / 2])
+            params |= {
+                "translations": torch.stack((number("shift_x"), number("shift_y")), -1),
+                "center": centre.expand(batch, -1),
+                "scale": torch.stack((scale_x, scale_y), -1),
+                "angle": number("degrees"),
+                "shear_x": number("shear_x"),
+                "shear_y": number("shear_y"),
+            }
+        case Blur():
+            params["sigma"] = number("sigma")
+    return params
+
+
+def _boxes(
+    left: Tensor,
+    top: Tensor,
+    window: tuple[Tensor | float, Tensor | float],
+    output: Size,
+) -> dict[str, Tensor]:
+    """``src`` and ``dst``: inclusive corners, clockwise from the top left, (B, 4, 2)."""
+    zero = torch.zeros_like(left)
+    sizes = torch.tensor(output).expand(left.shape[0], -1)
+    return {
+        "src": _corners(left, top, window),
+        "dst": _corners(zero, zero, output),
+        "output_size": sizes,
+    }
+
+
+def _corners(
+    left: Tensor, top: Tensor, size: tuple[Tensor | float, Tensor | float]
+) -> Tensor:
+    right, bottom = left + size[1] - 1, top + size[0] - 1
+    flat = (left, top, right, top, right, bottom, left, bottom)
+    return torch.stack(flat, -1).view(-1, 4, 2)
+
+
+def from_kornia(
+    step: Step, columns: Mapping[str, int], params: Mapping[str, Tensor], pack: Tensor
+) -> None:
+    """Write one member's parameters into its columns of the pack."""
+
+    def put(name: str, values: Tensor) -> None:
+        if name in columns:
+            pack[:, columns[name]] = values.to(pack)
+
+    if "batch_prob" in params:
+        put("skip", (params["batch_prob"].cpu() <= 0.5).to(torch.float32))
+    match step:
+        case Crop() | ResizedCrop():
+            box = params["src"].cpu()
+            put("left", box[:, 0, 0])
+            put("top", box[:, 0, 1])
+            put("width", box[:, 2, 0] - box[:, 0, 0] + 1)
+            put("height", box[:, 2, 1] - box[:, 0, 1] + 1)
+        case Rotation():
+            put("degrees", params["degrees"])
+        case Affine():
+            put("degrees", params["angle"])
+            for index, axis in enumerate("xy"):
+                put(f"shift_{axis}", params["translations"][:, index])
+                put(f"scale_{axis}", params["scale"][:, index])
+                put(f"shear_{axis}", params[f"shear_{axis}"])
+        case Blur():
+            put("sigma", params["sigma"])

@@ -1,0 +1,452 @@
+"""``fuse(module)``: a Kornia chain as one module that draws once and launches once.
+
+The chain is cut into *segments*: runs of members that have a plan, and members that run as
+they are. Sampling and applying are separate. :meth:`FusedAugmentation.sample` draws the
+numbers of a batch on the host, :meth:`FusedAugmentation.forward` ships them in one pinned
+copy and enqueues the work; neither waits for the device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from gpuprefetch.augment.kornia_plan import Member, is_kornia_module, read_members
+from gpuprefetch.augment.labels import (
+    forward_matrix,
+    move_boxes,
+    move_keypoints,
+    move_mask,
+)
+from gpuprefetch.augment.lower import split_launches
+from gpuprefetch.augment.operator import augment, register, to_unit_range
+from gpuprefetch.augment.parameters import (
+    Parameters,
+    params_from_kornia,
+    params_to_kornia,
+)
+from gpuprefetch.augment.plan import Blur, Plan, Pointwise, Size
+from gpuprefetch.augment.reference import Outside, Resampling
+from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
+
+__all__ = ["FusedAugmentation", "fuse"]
+
+_LABELS = ("mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "label", "class")
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Members that run together: one plan, or one module as it is."""
+
+    members: tuple[Member, ...]
+    plan: Plan | None
+    key: str
+    """The plan's key for the operator."""
+    sampler: Sampler | None
+
+
+def fuse(
+    module: nn.Module,
+    *,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    resampling: Resampling = "chained",
+    outside: Outside = "zeros",
+) -> FusedAugmentation:
+    """Turn a Kornia augmentation into one kernel, as far as it goes.
+
+    Args:
+        module: A Kornia augmentation, container, or ``nn.Sequential`` of those. It is
+            copied: later changes to it have no effect, and it never sees a batch.
+        dtype: Of the images returned: float32, float16 or bfloat16.
+        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``.
+        resampling: ``"chained"`` resamples as often as Kornia does and equals it to 1e-4;
+            ``"single"`` resamples once, which is sharper and faster.
+        outside: For ``"single"``, what a rotation after a crop shows beyond the crop:
+            black (``"zeros"``), or the image there (``"extend"``).
+
+    Returns:
+        A module: ``fused(images, *labels, params=None, generator=None)``. Its ``repr`` says
+        which members run fused and why any does not.
+
+    Raises:
+        SettingError: A setting has another value than those above.
+        SettingTypeError: ``module`` is not a Kornia module.
+    """
+    if not is_kornia_module(module):
+        raise SettingTypeError(
+            f"fuse() takes a Kornia augmentation, a Kornia container or an nn.Sequential "
+            f"of those, got {type(module).__name__}."
+        )
+    _require("dtype", dtype, (torch.float32, torch.float16, torch.bfloat16))
+    _require(
+        "memory_format", memory_format, (torch.contiguous_format, torch.channels_last)
+    )
+    _require("resampling", resampling, ("chained", "single"))
+    _require("outside", outside, ("zeros", "extend"))
+    return FusedAugmentation(
+        copy.deepcopy(module), dtype, memory_format, resampling, outside
+    )
+
+
+def _require(name: str, value: object, accepted: Sequence[object]) -> None:
+    if value not in accepted:
+        choices = ", ".join(repr(choice) for choice in accepted)
+        raise SettingError(f"{name} must be one of {choices}, got {value!r}.")
+
+
+class FusedAugmentation(nn.Module):
+    """What :func:`fuse` returns. Safe to call from several threads and streams."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        memory_format: torch.memory_format,
+        resampling: Resampling,
+        outside: Outside,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.memory_format = memory_format
+        self.resampling: Resampling = resampling
+        self.outside: Outside = outside
+        self.members = read_members(module)
+        self.data_keys = _read_data_keys(module)
+        labels_need_kornia = len(self.data_keys) > 1 and any(
+            member.step is None and _moves_pixels(member.module)
+            for member in self.members
+        )
+        if labels_need_kornia:
+            reason = "labels follow it through members that have no fused step"
+            self.members = (Member("", module, None, reason),)
+        # Not a submodule: .to(), .train() and state_dict() of a model must not reach the
+        # user's chain, whose samplers belong on the CPU.
+        object.__setattr__(self, "_chain", module)
+        object.__setattr__(self, "_segments", _cut(self.members))
+
+    # Parameters #
+
+    def sample(
+        self, shape: Sequence[int], generator: torch.Generator | None = None
+    ) -> Parameters:
+        """Draw the numbers of one batch.
+
+        Args:
+            shape: (B, C, H, W) or (C, H, W) of the images.
+            generator: On the CPU; None: torch's own.
+
+        Returns:
+            Numbers in host memory; pass them as ``params=`` any number of times.
+
+        Raises:
+            ImageSizeError: A crop is larger than the image.
+        """
+        batch, channels, height, width = (1, *shape)[-4:] if len(shape) == 3 else shape
+        size: Size = (height, width)
+        packs: list[Tensor] = []
+        kept: list[Any] = []
+        sizes: list[Size] = [size]
+        for segment in self._pieces():
+            if segment.sampler is not None and segment.plan is not None:
+                packs.append(segment.sampler(batch, size, generator))
+                size = segment.plan.output_size(size)
+            else:
+                draw, size = _draw_kept(
+                    segment.members[0].module, (batch, channels, *size), generator
+                )
+                kept.append(draw)
+            sizes.append(size)
+        flat = packs[0].view(-1) if len(packs) == 1 else _join(packs)
+        return Parameters((batch, channels, height, width), flat, tuple(kept), tuple(sizes))
+
+    def to_kornia(self, params: Parameters) -> Any:
+        """The same parameters as the original module takes them as ``params=``."""
+        return params_to_kornia(self._original(), self._pieces_of_plans(), params)
+
+    def from_kornia(self, params: Any, shape: Sequence[int]) -> Parameters:
+        """Parameters of the original module (its ``_params``) for images (B, C, H, W)."""
+        return params_from_kornia(
+            self._original(), self._pieces_of_plans(), params, tuple(shape)
+        )
+
+    # Applying #
+
+    def forward(
+        self,
+        *inputs: Any,
+        params: Parameters | Any | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Any:
+        """Augment a batch.
+
+        Args:
+            *inputs: Images (B, C, H, W) or (C, H, W) of uint8, uint16 (scaled to [0, 1]),
+                float16, bfloat16 or float32, on any device; then one argument per further
+                entry of ``data_keys``.
+            params: From :meth:`sample`, or Kornia's own; None: drawn here.
+            generator: On the CPU; None: torch's own.
+
+        Returns:
+            The images in the rank they came in, dtype and memory format as set; with
+            labels a list, in the order of ``data_keys``.
+
+        Raises:
+            BatchError: Images of another dtype.
+            TransformError: The number of arguments or the shape drawn for does not fit.
+        """
+        if len(inputs) != len(self.data_keys):
+            raise TransformError(
+                f"{len(inputs)} arguments were passed for the data_keys "
+                f"{list(self.data_keys)}; pass one for each."
+            )
+        image: Tensor = inputs[0]
+        batched = image if image.ndim == 4 else image[None]
+        shape = tuple(batched.shape)
+        if params is None:
+            params = self.sample(shape, generator)
+        elif not isinstance(params, Parameters):
+            params = self.from_kornia(params, shape)
+        if params.shape[0] != shape[0] or params.shape[2:] != shape[2:]:
+            raise TransformError(
+                f"the parameters were drawn for images {tuple(params.shape)}, but these "
+                f"are {shape}; draw them with sample(images.shape)."
+            )
+        packs = _split(_ship(params.flat, batched.device), params, self._pieces())
+        labels = list(inputs[1:])
+        if len(self.members) == 1 and self.members[0].step is None and labels:
+            return self._run_kornia(batched, labels, params.kept[0], image.ndim)
+        result = self._run_images(batched, packs, params.kept)
+        result = result if image.ndim == 4 else result[0]
+        if not labels:
+            return result
+        moved = _move_labels(self._pieces(), packs, params, self.data_keys[1:], labels)
+        return [result, *moved]
+
+    def _run_images(self, image: Tensor, packs: list[Tensor], kept: tuple[Any, ...]) -> Tensor:
+        is_channels_last = self.memory_format is torch.channels_last
+        remaining_packs, remaining_kept = iter(packs), iter(kept)
+        segments = self._pieces()
+        for index, segment in enumerate(segments):
+            is_last = index == len(segments) - 1
+            if segment.plan is None:
+                floats = to_unit_range(image)
+                image = _run_kept(segment.members[0].module, floats, next(remaining_kept))
+            else:
+                image = augment(
+                    image, next(remaining_packs), segment.key,
+                    dtype=self.dtype if is_last else torch.float32,
+                    is_channels_last=is_channels_last and is_last,
+                    resampling=self.resampling, outside=self.outside,
+                )
+        return image.to(self.dtype, memory_format=self.memory_format)
+
+    def _run_kornia(
+        self, image: Tensor, labels: list[Any], drawn: Any, rank: int
+    ) -> list[Any]:
+        results = list(self._original()(to_unit_range(image), *labels, params=drawn))
+        first = results[0].to(self.dtype, memory_format=self.memory_format)
+        return [first if rank == 4 else first[0], *results[1:]]
+
+    # Description #
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether every member has a fused step."""
+        return all(member.step is not None for member in self.members)
+
+    @property
+    def num_launches(self) -> int:
+        """Kernel launches per batch; members that are kept come on top."""
+        return sum(
+            len(split_launches(piece.plan)) for piece in self._pieces() if piece.plan
+        )
+
+    def extra_repr(self) -> str:
+        """One line per member."""
+        lines = [
+            f"resampling={self.resampling!r}, dtype={self.dtype}, "
+            f"launches={self.num_launches}"
+        ]
+        for member in self.members:
+            name = type(member.module).__name__
+            how = "fused" if member.step is not None else f"as it is: {member.reason}"
+            lines.append(f"({member.name}) {name}: {how}")
+        return "\n".join(lines)
+
+    def _original(self) -> nn.Module:
+        return cast(nn.Module, self.__dict__["_chain"])
+
+    def _pieces(self) -> tuple[_Segment, ...]:
+        return cast("tuple[_Segment, ...]", self.__dict__["_segments"])
+
+    def _pieces_of_plans(self) -> tuple[tuple[Plan | None, int], ...]:
+        return tuple((piece.plan, len(piece.members)) for piece in self._pieces())
+
+
+def _read_data_keys(module: nn.Module) -> tuple[str, ...]:
+    keys = getattr(module, "data_keys", None)
+    if not keys:
+        return ("image",)
+    names = tuple(str(getattr(key, "name", key)).lower() for key in keys)
+    unknown = [name for name in names[1:] if name not in _LABELS]
+    if unknown:
+        raise SettingError(f"data_keys {unknown} are not among {list(_LABELS)}.")
+    return names
+
+
+def _moves_pixels(module: nn.Module) -> bool:
+    """Whether labels have to follow a member; what is unknown is taken to move pixels."""
+    bases = {base.__name__ for base in type(module).__mro__}
+    return "IntensityAugmentationBase2D" not in bases
+
+
+def _cut(members: tuple[Member, ...]) -> tuple[_Segment, ...]:
+    """Runs of members with a step, and single members without."""
+    runs: list[list[Member]] = []
+    for member in members:
+        joins = runs and member.step is not None and runs[-1][-1].step is not None
+        if joins:
+            runs[-1].append(member)
+        else:
+            runs.append([member])
+    segments = []
+    for run in runs:
+        steps = tuple(member.step for member in run if member.step is not None)
+        plan = Plan(steps) if steps else None
+        key = register(plan) if plan else ""
+        sampler = Sampler(plan) if plan else None
+        segments.append(_Segment(tuple(run), plan, key, sampler))
+    return tuple(segments)
+
+
+def _join(packs: list[Tensor]) -> Tensor:
+    return torch.cat([pack.view(-1) for pack in packs]) if packs else torch.empty(0)
+
+
+def _ship(flat: Tensor, device: torch.device) -> Tensor:
+    """The numbers on the device: one copy from pinned memory, which nobody waits for."""
+    if flat.device == device or device.type == "meta":
+        return flat.to(device)
+    if device.type != "cuda" or flat.numel() == 0:
+        return flat.to(device)
+    # The pinned block returns to torch's host allocator at once; the allocator hands it
+    # out again only after the copy, whose stream it records.
+    pinned = torch.empty_like(flat, pin_memory=True)
+    pinned.copy_(flat)
+    return pinned.to(device, non_blocking=True)
+
+
+def _split(
+    flat: Tensor, params: Parameters, segments: tuple[_Segment, ...]
+) -> list[Tensor]:
+    """The pack of each fused segment: consecutive parts of the flat numbers."""
+    packs, start, batch = [], 0, params.shape[0]
+    for segment in segments:
+        if segment.plan is not None:
+            end = start + batch * segment.plan.width
+            packs.append(flat[start:end].view(batch, segment.plan.width))
+            start = end
+    return packs
+
+
+def _draw_kept(
+    module: nn.Module, shape: tuple[int, int, int, int], generator: torch.Generator | None
+) -> tuple[Any, Size]:
+    """Parameters of a member that runs as it is, and the size of its result.
+
+    Kornia draws from torch's CPU generator; with a generator of the caller's, that one is
+    seeded from it for the moment and then restored.
+    """
+    draw = getattr(module, "forward_parameters", None)
+    if draw is None:
+        return None, shape[2:]
+    if generator is None:
+        params = draw(torch.Size(shape))
+    else:
+        before = torch.default_generator.get_state()
+        seed = int(torch.randint(2**62, (), generator=generator))
+        torch.default_generator.manual_seed(seed)
+        try:
+            params = draw(torch.Size(shape))
+        finally:
+            torch.default_generator.set_state(before)
+    return params, _kept_size(params, shape[2:])
+
+
+def _kept_size(params: Any, size: Size) -> Size:
+    if isinstance(params, dict) and "output_size" in params and shape_changes(params):
+        height, width = params["output_size"][0].tolist()
+        return int(height), int(width)
+    if isinstance(params, list):
+        for item in params:
+            size = _kept_size(item.data, size)
+    return size
+
+
+def shape_changes(params: dict[str, Tensor]) -> bool:
+    """Whether a batch-wide gate of a size-changing member is open."""
+    gate = params["batch_prob"]
+    return gate.numel() > 0 and bool(gate[0] > 0.5)
+
+
+def _run_kept(module: nn.Module, image: Tensor, params: Any) -> Tensor:
+    if params is None:
+        return cast(Tensor, module(image))
+    return cast(Tensor, module(image, params=params))
+
+
+def _move_labels(
+    segments: tuple[_Segment, ...],
+    packs: list[Tensor],
+    params: Parameters,
+    keys: Sequence[str],
+    labels: list[Any],
+) -> list[Any]:
+    """All labels through all fused segments; kept members do not move pixels here."""
+    remaining = iter(packs)
+    for segment, size in zip(segments, params.sizes, strict=False):
+        if segment.plan is None:
+            continue
+        pack = next(remaining)
+        if all(isinstance(step, Blur | Pointwise) for step in segment.plan.steps):
+            continue
+        matrix = forward_matrix(segment.plan, pack, size)
+        labels = [
+            _move_label(segment.plan, pack, matrix, key, label)
+            for key, label in zip(keys, labels, strict=True)
+        ]
+    return labels
+
+
+def _move_label(plan: Plan, pack: Tensor, matrix: Tensor, key: str, label: Any) -> Any:
+    if key in ("label", "class"):
+        return label
+    if isinstance(label, list | tuple):
+        moved = [
+            _move_label(plan, pack[i : i + 1], matrix[i], key, one)
+            for i, one in enumerate(label)
+        ]
+        return type(label)(moved)
+    if key == "mask":
+        return _move_mask(plan, pack, label)
+    return move_keypoints(matrix, label) if key == "keypoints" else move_boxes(
+        matrix, label, key
+    )
+
+
+def _move_mask(plan: Plan, pack: Tensor, mask: Tensor) -> Tensor:
+    """A mask of rank 4, 3 (B, H, W; or C, H, W of one sample) or 2; the rank is kept."""
+    if mask.ndim == 4:
+        return move_mask(plan, pack, mask)
+    if mask.ndim == 3 and mask.shape[0] == pack.shape[0]:
+        return move_mask(plan, pack, mask[:, None])[:, 0]
+    if mask.ndim == 3:
+        return move_mask(plan, pack, mask[None])[0]
+    return move_mask(plan, pack, mask[None, None])[0, 0]

@@ -1,0 +1,118 @@
+"""The numbers drawn for one batch, and how they turn into Kornia's ``params``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpuprefetch.augment.convert import from_kornia, to_kornia
+from gpuprefetch.augment.plan import Plan, Size
+from gpuprefetch.errors import TransformError
+
+__all__ = ["Parameters", "params_from_kornia", "params_to_kornia"]
+
+_Pieces = Sequence[tuple[Plan | None, int]]
+"""Per segment: its plan, or None for a member that runs as it is; number of members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What :meth:`FusedAugmentation.sample` drew. Valid for any number of calls."""
+
+    shape: tuple[int, int, int, int]
+    """(B, C, H, W) of the images."""
+    flat: Tensor
+    """The packs of all fused segments one after the other, float32, in host memory."""
+    kept: tuple[Any, ...]
+    """Kornia's own parameters of each member that runs as it is."""
+    sizes: tuple[Size, ...]
+    """Size of the image before each segment, and of the result."""
+
+    def packs(self, widths: Sequence[int]) -> list[Tensor]:
+        """The packs, (B, n) each, as views."""
+        parts = self.flat.split([self.shape[0] * width for width in widths])
+        return [
+            part.view(self.shape[0], width)
+            for part, width in zip(parts, widths, strict=True)
+        ]
+
+
+def params_to_kornia(module: nn.Module, pieces: _Pieces, params: Parameters) -> Any:
+    """Nested as ``module`` nests: a dictionary, a list of those, or of ``ParamItem``."""
+    return _nest(module, iter(list(_member_params(pieces, params))))
+
+
+def _member_params(pieces: _Pieces, params: Parameters) -> Iterator[Any]:
+    packs = iter(params.packs([plan.width for plan, _ in pieces if plan is not None]))
+    kept = iter(params.kept)
+    for (plan, _), size in zip(pieces, params.sizes, strict=False):
+        if plan is None:
+            yield next(kept)
+            continue
+        pack = next(packs)
+        for step, columns, before in plan.walk(size):
+            yield to_kornia(step, columns, pack, before, params.shape[1])
+
+
+def _is_container(module: nn.Module) -> bool:
+    """A container whose members are parameterised one by one (see ``read_members``)."""
+    is_kornias = type(module).__name__ in ("ImageSequential", "AugmentationSequential")
+    return is_kornias and not getattr(module, "random_apply", False)
+
+
+def _nest(module: nn.Module, members: Iterator[Any]) -> Any:
+    if type(module) is nn.Sequential:
+        return [_nest(child, members) for child in module]
+    if _is_container(module):
+        item = sys.modules["kornia.augmentation.container.params"].ParamItem
+        return [item(name, _nest(child, members)) for name, child in module.named_children()]
+    return next(members)
+
+
+def _flatten(module: nn.Module, params: Any) -> Iterator[Any]:
+    if type(module) is nn.Sequential:
+        for child, one in zip(module, params, strict=True):
+            yield from _flatten(child, one)
+    elif _is_container(module):
+        for (_, child), item in zip(module.named_children(), params, strict=True):
+            yield from _flatten(child, item.data)
+    else:
+        yield params
+
+
+def params_from_kornia(
+    module: nn.Module, pieces: _Pieces, params: Any, shape: tuple[int, ...]
+) -> Parameters:
+    """The inverse of :func:`params_to_kornia`.
+
+    Raises:
+        TransformError: The parameters do not have the module's structure.
+    """
+    batch, channels, height, width = shape
+    try:
+        members = iter(list(_flatten(module, params)))
+        packs, kept = [], []
+        size: Size = (height, width)
+        sizes = [size]
+        for plan, _ in pieces:
+            if plan is None:
+                kept.append(next(members))
+            else:
+                pack = torch.zeros(batch, plan.width)
+                for step, columns, _before in plan.walk(size):
+                    from_kornia(step, columns, next(members), pack)
+                packs.append(pack.view(-1))
+                size = plan.output_size(size)
+            sizes.append(size)
+    except (KeyError, ValueError, StopIteration, AttributeError, TypeError) as error:
+        raise TransformError(
+            f"params do not have the structure of {type(module).__name__}'s own: {error}. "
+            "Pass what sample() returned, or the module's _params."
+        ) from error
+    flat = torch.cat(packs) if packs else torch.empty(0)
+    return Parameters((batch, channels, height, width), flat, tuple(kept), tuple(sizes))
