@@ -1,8 +1,8 @@
 """The pack's numbers as Kornia's parameters, and back.
 
 Kornia's dictionaries are those of its random generators; what Kornia derives from the
-image (``forward_input_shape``, ``padding_size``) is filled in, so that a dictionary can be
-passed to the member as ``params=``.
+image (``forward_input_shape``, ``padding_size``) is filled in, so that a dictionary can
+be passed to the member as ``params=``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _boxes(
     window: tuple[Tensor | float, Tensor | float],
     output: Size,
 ) -> dict[str, Tensor]:
-    """``src`` and ``dst``: inclusive corners, clockwise from the top left, (B, 4, 2)."""
+    """``src`` and ``dst``: inclusive corners, clockwise from top left, (B, 4, 2)."""
     zero = torch.zeros_like(left)
     sizes = torch.tensor(output).expand(left.shape[0], -1)
     return {

@@ -1,9 +1,9 @@
 """``fuse(module)``: a Kornia chain as one module that draws once and launches once.
 
-The chain is cut into *segments*: runs of members that have a plan, and members that run as
-they are. Sampling and applying are separate. :meth:`FusedAugmentation.sample` draws the
-numbers of a batch on the host, :meth:`FusedAugmentation.forward` ships them in one pinned
-copy and enqueues the work; neither waits for the device.
+The chain is cut into *segments*: runs of members that have a plan, and members that run
+as they are. Sampling and applying are separate. :meth:`FusedAugmentation.sample` draws
+the numbers of a batch on the host, :meth:`FusedAugmentation.forward` ships them in one
+pinned copy and enqueues the work; neither waits for the device.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from gpuprefetch.augment.labels import (
     move_keypoints,
     move_mask,
 )
-from gpuprefetch.augment.lower import split_launches
 from gpuprefetch.augment.operator import augment, register, to_unit_range
 from gpuprefetch.augment.parameters import (
     Parameters,
     params_from_kornia,
     params_to_kornia,
 )
-from gpuprefetch.augment.plan import Blur, Plan, Pointwise, Size
-from gpuprefetch.augment.reference import Outside, Resampling
+from gpuprefetch.augment.plan import (
+    Blur,
+    Outside,
+    Plan,
+    Pointwise,
+    Resampling,
+    Size,
+    split_launches,
+)
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
 
@@ -66,14 +72,14 @@ def fuse(
             copied: later changes to it have no effect, and it never sees a batch.
         dtype: Of the images returned: float32, float16 or bfloat16.
         memory_format: ``torch.contiguous_format`` or ``torch.channels_last``.
-        resampling: ``"chained"`` resamples as often as Kornia does and equals it to 1e-4;
-            ``"single"`` resamples once, which is sharper and faster.
+        resampling: ``"chained"`` resamples as often as Kornia does and equals it to
+            1e-4; ``"single"`` resamples once, which is sharper and faster.
         outside: For ``"single"``, what a rotation after a crop shows beyond the crop:
             black (``"zeros"``), or the image there (``"extend"``).
 
     Returns:
-        A module: ``fused(images, *labels, params=None, generator=None)``. Its ``repr`` says
-        which members run fused and why any does not.
+        A module: ``fused(images, *labels, params=None, generator=None)``. Its ``repr``
+        says which members run fused and why any does not.
 
     Raises:
         SettingError: A setting has another value than those above.
@@ -81,8 +87,8 @@ def fuse(
     """
     if not is_kornia_module(module):
         raise SettingTypeError(
-            f"fuse() takes a Kornia augmentation, a Kornia container or an nn.Sequential "
-            f"of those, got {type(module).__name__}."
+            "fuse() takes a Kornia augmentation, a Kornia container or an "
+            f"nn.Sequential of those, got {type(module).__name__}."
         )
     _require("dtype", dtype, (torch.float32, torch.float16, torch.bfloat16))
     _require(
@@ -126,8 +132,8 @@ class FusedAugmentation(nn.Module):
         if labels_need_kornia:
             reason = "labels follow it through members that have no fused step"
             self.members = (Member("", module, None, reason),)
-        # Not a submodule: .to(), .train() and state_dict() of a model must not reach the
-        # user's chain, whose samplers belong on the CPU.
+        # Not a submodule: .to(), .train() and state_dict() of a model must not reach
+        # the user's chain, whose samplers belong on the CPU.
         object.__setattr__(self, "_chain", module)
         object.__setattr__(self, "_segments", _cut(self.members))
 
@@ -164,14 +170,16 @@ class FusedAugmentation(nn.Module):
                 kept.append(draw)
             sizes.append(size)
         flat = packs[0].view(-1) if len(packs) == 1 else _join(packs)
-        return Parameters((batch, channels, height, width), flat, tuple(kept), tuple(sizes))
+        return Parameters(
+            (batch, channels, height, width), flat, tuple(kept), tuple(sizes)
+        )
 
     def to_kornia(self, params: Parameters) -> Any:
         """The same parameters as the original module takes them as ``params=``."""
         return params_to_kornia(self._original(), self._pieces_of_plans(), params)
 
     def from_kornia(self, params: Any, shape: Sequence[int]) -> Parameters:
-        """Parameters of the original module (its ``_params``) for images (B, C, H, W)."""
+        """The original module's ``_params``, for images (B, C, H, W)."""
         return params_from_kornia(
             self._original(), self._pieces_of_plans(), params, tuple(shape)
         )
@@ -187,9 +195,9 @@ class FusedAugmentation(nn.Module):
         """Augment a batch.
 
         Args:
-            *inputs: Images (B, C, H, W) or (C, H, W) of uint8, uint16 (scaled to [0, 1]),
-                float16, bfloat16 or float32, on any device; then one argument per further
-                entry of ``data_keys``.
+            *inputs: Images (B, C, H, W) or (C, H, W) of uint8, uint16 (scaled to [0,
+                1]), float16, bfloat16 or float32, on any device; then one argument per
+                further entry of ``data_keys``.
             params: From :meth:`sample`, or Kornia's own; None: drawn here.
             generator: On the CPU; None: torch's own.
 
@@ -215,8 +223,8 @@ class FusedAugmentation(nn.Module):
             params = self.from_kornia(params, shape)
         if params.shape[0] != shape[0] or params.shape[2:] != shape[2:]:
             raise TransformError(
-                f"the parameters were drawn for images {tuple(params.shape)}, but these "
-                f"are {shape}; draw them with sample(images.shape)."
+                f"the parameters were drawn for images {tuple(params.shape)}, but "
+                f"these are {shape}; draw them with sample(images.shape)."
             )
         packs = _split(_ship(params.flat, batched.device), params, self._pieces())
         labels = list(inputs[1:])
@@ -229,7 +237,9 @@ class FusedAugmentation(nn.Module):
         moved = _move_labels(self._pieces(), packs, params, self.data_keys[1:], labels)
         return [result, *moved]
 
-    def _run_images(self, image: Tensor, packs: list[Tensor], kept: tuple[Any, ...]) -> Tensor:
+    def _run_images(
+        self, image: Tensor, packs: list[Tensor], kept: tuple[Any, ...]
+    ) -> Tensor:
         is_channels_last = self.memory_format is torch.channels_last
         remaining_packs, remaining_kept = iter(packs), iter(kept)
         segments = self._pieces()
@@ -237,13 +247,18 @@ class FusedAugmentation(nn.Module):
             is_last = index == len(segments) - 1
             if segment.plan is None:
                 floats = to_unit_range(image)
-                image = _run_kept(segment.members[0].module, floats, next(remaining_kept))
+                image = _run_kept(
+                    segment.members[0].module, floats, next(remaining_kept)
+                )
             else:
                 image = augment(
-                    image, next(remaining_packs), segment.key,
+                    image,
+                    next(remaining_packs),
+                    segment.key,
                     dtype=self.dtype if is_last else torch.float32,
                     is_channels_last=is_channels_last and is_last,
-                    resampling=self.resampling, outside=self.outside,
+                    resampling=self.resampling,
+                    outside=self.outside,
                 )
         return image.to(self.dtype, memory_format=self.memory_format)
 
@@ -302,7 +317,7 @@ def _read_data_keys(module: nn.Module) -> tuple[str, ...]:
 
 
 def _moves_pixels(module: nn.Module) -> bool:
-    """Whether labels have to follow a member; what is unknown is taken to move pixels."""
+    """Whether labels have to follow a member; the unknown is taken to move pixels."""
     bases = {base.__name__ for base in type(module).__mro__}
     return "IntensityAugmentationBase2D" not in bases
 
@@ -331,7 +346,7 @@ def _join(packs: list[Tensor]) -> Tensor:
 
 
 def _ship(flat: Tensor, device: torch.device) -> Tensor:
-    """The numbers on the device: one copy from pinned memory, which nobody waits for."""
+    """The numbers on the device: one copy from pinned memory; nobody waits for it."""
     if flat.device == device or device.type == "meta":
         return flat.to(device)
     if device.type != "cuda" or flat.numel() == 0:
@@ -357,12 +372,14 @@ def _split(
 
 
 def _draw_kept(
-    module: nn.Module, shape: tuple[int, int, int, int], generator: torch.Generator | None
+    module: nn.Module,
+    shape: tuple[int, int, int, int],
+    generator: torch.Generator | None,
 ) -> tuple[Any, Size]:
     """Parameters of a member that runs as it is, and the size of its result.
 
-    Kornia draws from torch's CPU generator; with a generator of the caller's, that one is
-    seeded from it for the moment and then restored.
+    Kornia draws from torch's CPU generator; with a generator of the caller's, that one
+    is seeded from it for the moment and then restored.
     """
     draw = getattr(module, "forward_parameters", None)
     if draw is None:
@@ -436,13 +453,15 @@ def _move_label(plan: Plan, pack: Tensor, matrix: Tensor, key: str, label: Any) 
         return type(label)(moved)
     if key == "mask":
         return _move_mask(plan, pack, label)
-    return move_keypoints(matrix, label) if key == "keypoints" else move_boxes(
-        matrix, label, key
+    return (
+        move_keypoints(matrix, label)
+        if key == "keypoints"
+        else move_boxes(matrix, label, key)
     )
 
 
 def _move_mask(plan: Plan, pack: Tensor, mask: Tensor) -> Tensor:
-    """A mask of rank 4, 3 (B, H, W; or C, H, W of one sample) or 2; the rank is kept."""
+    """A mask of rank 4, 3 (B, H, W or one C, H, W) or 2; the rank is kept."""
     if mask.ndim == 4:
         return move_mask(plan, pack, mask)
     if mask.ndim == 3 and mask.shape[0] == pack.shape[0]:

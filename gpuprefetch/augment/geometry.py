@@ -78,7 +78,7 @@ def backward_map(
 def _scaling(
     step: Resize | ResizedCrop, before: Tensor, after: int
 ) -> tuple[Tensor, Tensor]:
-    """Factor and start of a resize of one axis (``torch.nn.functional.interpolate``)."""
+    """Factor and start of a resize of one axis, those of ``F.interpolate``."""
     if step.align_corners and step.interpolation == "bilinear":
         factor = (before - 1.0) / (after - 1.0) if after > 1 else before * 0.0
         return factor, before * 0.0
@@ -92,6 +92,7 @@ def _affine(columns: Mapping[str, int], pack: Tensor, size: Size) -> Tensor:
     Forward: out = c + shift + R(-degrees) diag(scale) S (p - c), with the shear
     S = [[1, -tan x], [-tan y, 1 + tan x tan y]] and the centre c.
     """
+
     def number(name: str, otherwise: float) -> Tensor:
         if name in columns:
             return pack[:, columns[name]]
@@ -104,7 +105,8 @@ def _affine(columns: Mapping[str, int], pack: Tensor, size: Size) -> Tensor:
     tan_x = (number("shear_x", 0.0) * (math.pi / 180.0)).tan()
     tan_y = (number("shear_y", 0.0) * (math.pi / 180.0)).tan()
     # The shear's determinant is 1 and R is a rotation, so the inverse is
-    # S^-1 diag(1 / scale) R(degrees) with S^-1 = [[1 + tan x tan y, tan x], [tan y, 1]].
+    # S^-1 diag(1 / scale) R(degrees) with S^-1 = [[1 + tan x tan y, tan x], [tan y,
+    # 1]].
     top_x, top_y = cos / scale_x, sin / scale_x
     low_x, low_y = -sin / scale_y, cos / scale_y
     both = 1.0 + tan_x * tan_y
@@ -135,7 +137,8 @@ def _about_centre(
 def _rows(pack: Tensor, *entries: Tensor | float) -> Tensor:
     """A (B, 2, 3) matrix from its six entries, row by row."""
     full = [
-        entry.expand(pack.shape[0]) if isinstance(entry, Tensor)
+        entry.expand(pack.shape[0])
+        if isinstance(entry, Tensor)
         else pack.new_full((pack.shape[0],), entry)
         for entry in entries
     ]
@@ -153,7 +156,12 @@ def forward_map(backward: Tensor) -> Tensor:
     xx, xy, x0 = backward[:, 0].unbind(-1)
     yx, yy, y0 = backward[:, 1].unbind(-1)
     determinant = xx * yy - xy * yx
-    a, b, c, d = yy / determinant, -xy / determinant, -yx / determinant, xx / determinant
+    a, b, c, d = (
+        yy / determinant,
+        -xy / determinant,
+        -yx / determinant,
+        xx / determinant,
+    )
     zero, one = torch.zeros_like(a), torch.ones_like(a)
     entries = (a, b, -(a * x0 + b * y0), c, d, -(c * x0 + d * y0), zero, zero, one)
     return torch.stack(entries, -1).view(-1, 3, 3)

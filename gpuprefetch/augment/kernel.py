@@ -1,15 +1,16 @@
 """How does ``kernel.cu`` get onto the device, and how is it launched?
 
 The only file that imports ``cuda``. A variant is compiled by NVRTC the first time it is
-needed (about a second) and kept twice: in the process, and as a cubin in the user's cache
-folder, named by a digest of source, architecture and compiler. A launch goes to torch's
-current stream and returns at once.
+needed (about a second) and kept twice: in the process, and as a cubin in the user's
+cache folder, named by a digest of source, architecture and compiler. A launch goes to
+torch's current stream and returns at once.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import logging
 import os
 import tempfile
@@ -17,26 +18,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpuprefetch.augment.lower import (
-    Launch,
     Pixel,
     Tile,
     Variant,
     choose_tile,
     chunk_of,
     shared_bytes,
-    split_launches,
     write_header,
 )
-from gpuprefetch.augment.plan import Plan, Size
-
-if TYPE_CHECKING:
-    from gpuprefetch.augment.reference import Outside, Resampling
+from gpuprefetch.augment.plan import (
+    Launch,
+    Outside,
+    Plan,
+    Resampling,
+    Size,
+    split_launches,
+)
 
 __all__ = ["PIXELS", "PlanKernel", "compile_cubin", "why_not"]
 
@@ -64,11 +67,19 @@ def why_not(device: torch.device) -> str:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs compute capability 8.0 or later"
     try:
-        import cuda.bindings.nvrtc
-        import cuda.core  # noqa: F401
+        _nvrtc()
+        _core()
     except ImportError as error:
         return f"it needs the package cuda-core ({error})"
     return ""
+
+
+def _core() -> Any:
+    return importlib.import_module("cuda.core")
+
+
+def _nvrtc() -> Any:
+    return importlib.import_module("cuda.bindings.nvrtc")
 
 
 @functools.cache
@@ -89,11 +100,9 @@ def compile_cubin(header: str, arch: str, *, is_cached: bool = True) -> bytes:
         arch: Such as ``"sm_90"``. No GPU is needed.
         is_cached: Whether to read and write the cache folder.
     """
-    from cuda.bindings import nvrtc
-    from cuda.core import Program, ProgramOptions
-
+    core = _core()
     source = header + _kernel_source()
-    version = ".".join(str(part) for part in nvrtc.nvrtcVersion()[1:])
+    version = ".".join(str(part) for part in _nvrtc().nvrtcVersion()[1:])
     digest = hashlib.sha256(f"{version} {arch}\n{source}".encode()).hexdigest()[:32]
     path = _cache_folder() / f"{digest}.cubin"
     if is_cached:
@@ -101,8 +110,8 @@ def compile_cubin(header: str, arch: str, *, is_cached: bool = True) -> bytes:
             return path.read_bytes()
         except OSError:
             pass  # Not there yet.
-    options = ProgramOptions(std="c++17", arch=arch)
-    cubin = bytes(Program(source, "c++", options).compile("cubin").code)
+    options = core.ProgramOptions(std="c++17", arch=arch)
+    cubin = bytes(core.Program(source, "c++", options).compile("cubin").code)
     if is_cached:
         _keep(path, cubin)
     return cubin
@@ -157,35 +166,55 @@ class PlanKernel:
             pack: (B, n), float32, contiguous, on the same device.
             dtype: Of the result: float16, bfloat16 or float32.
             is_channels_last: Memory format of the result.
-            resampling: See :mod:`gpuprefetch.augment.reference`.
-            outside: See :mod:`gpuprefetch.augment.reference`.
+            resampling: See :mod:`gpuprefetch.augment.plan`.
+            outside: See :mod:`gpuprefetch.augment.plan`.
 
         Returns:
             (B, C, h, w), not readable on another stream before that one waits.
         """
-        key = (image.shape[1:], image.dtype, image.device, dtype, is_channels_last,
-               resampling, outside)
+        key = (
+            image.shape[1:],
+            image.dtype,
+            image.device,
+            dtype,
+            is_channels_last,
+            resampling,
+            outside,
+        )
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = tuple(
-                self._make_ready(image, launch, dtype, is_channels_last, resampling, outside)
+                self._make_ready(
+                    image, launch, dtype, is_channels_last, resampling, outside
+                )
                 for launch in self.launches
             )
         stream = _stream_of(torch.cuda.current_stream(image.device).cuda_stream)
         for step in ready:
             out = torch.empty(
                 (image.shape[0], image.shape[1], *step.size),
-                dtype=step.dtype, device=image.device, memory_format=step.memory_format,
+                dtype=step.dtype,
+                device=image.device,
+                memory_format=step.memory_format,
             )
             for first in range(0, image.shape[0], _MAX_SAMPLES):
                 rows = slice(first, first + _MAX_SAMPLES)
                 whole = image.shape[0] <= _MAX_SAMPLES
                 part, numbers, target = (
-                    (image, pack, out) if whole else (image[rows], pack[rows], out[rows])
+                    (image, pack, out)
+                    if whole
+                    else (image[rows], pack[rows], out[rows])
                 )
                 step.enqueue(
-                    stream, part.shape[0], part.data_ptr(), target.data_ptr(),
-                    numbers.data_ptr(), 0, *part.shape[2:], *part.stride(), *step.size,
+                    stream,
+                    part.shape[0],
+                    part.data_ptr(),
+                    target.data_ptr(),
+                    numbers.data_ptr(),
+                    0,
+                    *part.shape[2:],
+                    *part.stride(),
+                    *step.size,
                 )
             image = out
         return image
@@ -236,15 +265,15 @@ def _load(
     header: str, device: torch.device, grid: tuple[int, int], threads: int, shared: int
 ) -> Callable[..., None]:
     """Load a variant on a device and return what launches it."""
-    from cuda.core import LaunchConfig, launch
-
+    core = _core()
+    launch, make_config = core.launch, core.LaunchConfig
     kernel = _load_kernel(header, device, shared)
-    configs: dict[int, LaunchConfig] = {}
+    configs: dict[int, Any] = {}
 
     def enqueue(stream: Any, samples: int, *arguments: int) -> None:
         config = configs.get(samples)
         if config is None:
-            config = configs[samples] = LaunchConfig(
+            config = configs[samples] = make_config(
                 grid=(*grid, samples), block=(threads, 1, 1), shmem_size=shared
             )
         launch(stream, config, kernel, *arguments)
@@ -254,17 +283,14 @@ def _load(
 
 @functools.cache
 def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
-    from cuda.bindings import driver
-    from cuda.core import Device, ObjectCode
-
+    core = _core()
+    driver = importlib.import_module("cuda.bindings.driver")
     major, minor = torch.cuda.get_device_capability(device)
     cubin = compile_cubin(header, f"sm_{major}{minor}")
     with torch.cuda.device(device):
         index = torch.cuda.current_device()
-        torch.cuda.current_stream().synchronize()  # Torch's context is made and current.
-        cuda_device = Device(index)
-        cuda_device.set_current()
-        kernel = ObjectCode.from_cubin(cubin).get_kernel("augment")
+        core.Device(index).set_current()  # The context that torch uses too.
+        kernel = core.ObjectCode.from_cubin(cubin).get_kernel("augment")
         if shared > 48 * 1024:
             (status,) = driver.cuKernelSetAttribute(
                 driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -283,6 +309,5 @@ def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
 @functools.lru_cache(maxsize=64)
 def _stream_of(handle: int) -> Any:
     """The stream of a raw handle, as ``cuda.core`` wants it; torch keeps it alive."""
-    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
-
-    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+    core = _core()
+    return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM

@@ -2,8 +2,8 @@
 
 Kornia's classes are recognised by their qualified names and read through their public
 attributes and ``flags``; Kornia itself is not imported here. A member that has no step
-is kept as it is, with the reason. Only Kornia's own classes become steps: a subclass may
-have changed what they do.
+is kept as it is, with the reason. Only Kornia's own classes become steps: a subclass
+may have changed what they do.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def _walk(name: str, module: nn.Module) -> Iterator[Member]:
             yield from _walk(child_name, child)
         return
     kind = type(module).__name__
-    if kind in ("ImageSequential", "AugmentationSequential") and _is_from_kornia(module):
+    if kind in ("ImageSequential", "AugmentationSequential") and _is_from_kornia(
+        module
+    ):
         if getattr(module, "random_apply", False):
             yield Member(name, module, None, "random_apply draws a new chain each time")
             return
@@ -228,7 +230,9 @@ def _resize(kind: str, module: nn.Module) -> Step:
 
 def _flip(kind: str, module: nn.Module) -> Step:
     axis = "x" if kind == "RandomHorizontalFlip" else "y"
-    return Flip(kind, cast(Any, axis), p=_gate_both(module), same_on_batch=_same(module))
+    return Flip(
+        kind, cast(Any, axis), p=_gate_both(module), same_on_batch=_same(module)
+    )
 
 
 def _gate_both(module: nn.Module) -> float:
@@ -258,10 +262,14 @@ def _affine(kind: str, module: nn.Module) -> Step:
     fill = flags["fill_value"]
     if fill is not None and torch.as_tensor(fill).ndim > 1:
         raise _Unfusable("fill_value differs within the image")
-    translate = scale = shear = None
+    translate: tuple[float, float] | None = None
+    scale: tuple[float, ...] | None = None
+    shear: tuple[float, float, float, float] | None = None
     if draw.translate_x_sampler is not None:
-        translate = (float(draw.translate_x_sampler.high),
-                     float(draw.translate_y_sampler.high))
+        translate = (
+            float(draw.translate_x_sampler.high),
+            float(draw.translate_y_sampler.high),
+        )
     if draw.scale_2_sampler is not None:
         scale = _range(draw.scale_2_sampler)
         if draw.scale_4_sampler is not None:

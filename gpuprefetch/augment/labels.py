@@ -1,9 +1,9 @@
 """How do masks, boxes and keypoints follow the pixels?
 
-Every sample's labels move by that sample's own maps. Masks pick the nearest pixel at each
-step, as Kornia does, so their values and dtype stay. Keypoints are multiplied by the
-product of the maps. Boxes are too, corner by corner, and come back as the smallest upright
-boxes around them; a box's last pixel belongs to it (Kornia's ``xyxy_plus``).
+Every sample's labels move by that sample's own maps. Masks pick the nearest pixel at
+each step, as Kornia does, so their values and dtype stay. Keypoints are multiplied by
+the product of the maps. Boxes are too, corner by corner, and come back as the smallest
+upright boxes around them; a box's last pixel belongs to it (Kornia's ``xyxy_plus``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _for_masks(step: Step) -> Step:
     """The step that reads the nearest pixel; fills that differ by channel become 0."""
     match step:
         case Resize() | ResizedCrop():
-            return replace(step, interpolation="exact", align_corners=step.align_corners)
+            return replace(
+                step, interpolation="exact", align_corners=step.align_corners
+            )
         case Rotation():
             return replace(step, interpolation="round")
         case Affine():

@@ -1,9 +1,10 @@
 """How does a plan become a kernel: which launches, and which constants for each?
 
-A *launch* covers geometry, then at most one blur, then pointwise steps; a chain that goes
-on after that needs another launch, which reads the first one's float32 result. The
+A *launch* covers geometry, then at most one blur, then pointwise steps; a chain that
+goes on after that needs another launch, which reads the first one's float32 result. The
 constants of a launch are a header of ``#define`` lines in front of ``kernel.cu``. The
-header depends on the plan, the image's channels and the pixel types, not on image sizes.
+header depends on the plan, the image's channels and the pixel types, not on image
+sizes.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from gpuprefetch.augment.plan import (
     Crop,
     Flip,
     Interpolation,
+    Launch,
+    Outside,
     Plan,
     Pointwise,
+    Resampling,
     Resize,
     ResizedCrop,
     Rotation,
     Size,
     Step,
 )
-from gpuprefetch.augment.reference import Outside, Resampling
 
 __all__ = [
-    "Launch",
     "Pixel",
     "Tile",
     "Variant",
     "choose_tile",
     "chunk_of",
     "shared_bytes",
-    "split_launches",
     "write_header",
 ]
 
@@ -46,20 +47,16 @@ Pixel = Literal["u8", "u16", "f16", "bf16", "f32"]
 
 _FULL_SCALE: Mapping[Pixel, float] = {"u8": 255.0, "u16": 65535.0}
 _INTERPOLATION: Mapping[Interpolation, str] = {
-    "bilinear": "BILINEAR", "round": "ROUND", "exact": "EXACT",
+    "bilinear": "BILINEAR",
+    "round": "ROUND",
+    "exact": "EXACT",
 }
 _MARGIN = {
-    "constant": "MARGIN_CONSTANT", "reflect": "MARGIN_REFLECT",
-    "replicate": "MARGIN_REPLICATE", "circular": "MARGIN_CIRCULAR",
+    "constant": "MARGIN_CONSTANT",
+    "reflect": "MARGIN_REFLECT",
+    "replicate": "MARGIN_REPLICATE",
+    "circular": "MARGIN_CIRCULAR",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Steps ``first`` to ``last`` (excluded) of a plan, which run in one launch."""
-
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,27 +90,6 @@ class Variant:
     """Each sample has its own address, size and strides."""
 
 
-def split_launches(plan: Plan) -> tuple[Launch, ...]:
-    """Cut a plan into launches."""
-    launches: list[Launch] = []
-    first, stage, has_level, has_padding = 0, 0, False, False
-    for index, step in enumerate(plan.steps):
-        rank = 0 if not isinstance(step, Blur | Pointwise) else 1
-        rank = 2 if isinstance(step, Pointwise) else rank
-        pads = isinstance(step, Crop) and (any(step.padding) or step.pad_if_needed)
-        if rank < stage or (rank == stage == 1) or (pads and (has_level or has_padding)):
-            launches.append(Launch(first, index))
-            first, has_level, has_padding = index, False, False
-        stage = rank
-        has_padding = has_padding or pads
-        has_level = has_level or isinstance(
-            step, Resize | ResizedCrop | Rotation | Affine
-        )
-    if first < len(plan.steps):
-        launches.append(Launch(first, len(plan.steps)))
-    return tuple(launches)
-
-
 @dataclass(slots=True)
 class _Lowering:
     """What has been said so far."""
@@ -136,7 +112,12 @@ class _Lowering:
         return len(self.fills) - 1
 
     def level(
-        self, interpolation: Interpolation, border: str, *, is_aligned: bool, fill: int = 0
+        self,
+        interpolation: Interpolation,
+        border: str,
+        *,
+        is_aligned: bool,
+        fill: int = 0,
     ) -> int:
         self.interpolations.append(interpolation)
         aligned = "true" if is_aligned else "false"
@@ -150,7 +131,8 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
     steps = plan.steps[launch.first : launch.last]
     layout = plan.layout[launch.first : launch.last]
     geometry = [
-        (step, columns) for step, columns in zip(steps, layout, strict=True)
+        (step, columns)
+        for step, columns in zip(steps, layout, strict=True)
         if not isinstance(step, Blur | Pointwise)
     ]
     resampled = [s for s, _ in geometry if not isinstance(s, Crop | CenterCrop | Flip)]
@@ -262,10 +244,11 @@ def _lower(
                 f" {width}, {height});"
             )
         case ResizedCrop():
-            left, top, width, height = (
-                f"int(pack[{columns[name]}])" for name in ("left", "top", "width", "height")
+            window = (
+                f"int(pack[{columns[name]}])"
+                for name in ("left", "top", "width", "height")
             )
-            low.calls.append(f"plan.crop({left}, {top}, {width}, {height});")
+            low.calls.append(f"plan.crop({', '.join(window)});")
             _lower_resize(low, step, step.size, is_composed=is_composed)
         case Resize():
             size = step.size if not isinstance(step.size, int) else None
@@ -329,9 +312,13 @@ def _lower_affine(low: _Lowering, step: Affine, columns: Mapping[str, int]) -> N
     numbers = [
         f"pack[{columns[name]}]" if name in columns else f"{otherwise}f"
         for name, otherwise in (
-            ("degrees", 0.0), ("shift_x", 0.0), ("shift_y", 0.0), ("scale_x", 1.0),
+            ("degrees", 0.0),
+            ("shift_x", 0.0),
+            ("shift_y", 0.0),
+            ("scale_x", 1.0),
             ("scale_y" if "scale_y" in columns else "scale_x", 1.0),
-            ("shear_x", 0.0), ("shear_y", 0.0),
+            ("shear_x", 0.0),
+            ("shear_y", 0.0),
         )
     ]
     low.calls.append(f"plan.affine<{k}>({', '.join(numbers)}, {_skip(columns)});")
@@ -342,7 +329,10 @@ def _skip(columns: Mapping[str, int]) -> str:
 
 
 def _points(
-    steps: Sequence[Step], layout: Sequence[Mapping[str, int]], channels: int, unit: float
+    steps: Sequence[Step],
+    layout: Sequence[Mapping[str, int]],
+    channels: int,
+    unit: float,
 ) -> list[tuple[int, tuple[float, ...], tuple[float, ...]]]:
     """Pointwise steps: the column that skips it (-1: none), factors, offsets.
 
@@ -366,14 +356,18 @@ def _points(
             )
         else:
             points.append((skip, scale, bias))
-    is_idle = unit == 1.0 and points[0][1] == (1.0,) * channels and not any(points[0][2])
+    is_idle = (
+        unit == 1.0 and points[0][1] == (1.0,) * channels and not any(points[0][2])
+    )
     return points[1:] if is_idle else points
 
 
 def _fits_16(value: float, source: Pixel) -> bool:
     """Whether a value beyond the canvas is exact in the 16 bits a source stages in."""
     if source in ("u8", "f16"):
-        return abs(value) < 65504 and struct.unpack("e", struct.pack("e", value)) == (value,)
+        return abs(value) < 65504 and struct.unpack("e", struct.pack("e", value)) == (
+            value,
+        )
     return source == "bf16" and struct.pack(">f", value)[2:] == bytes(2)
 
 

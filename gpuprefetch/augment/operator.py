@@ -1,10 +1,11 @@
 """The plan as one torch operator, ``gpuprefetch::augment``.
 
 As an operator it is seen by torch.compile (one opaque node), profilers and the stream
-sanitizer. On a CUDA device it launches the kernel; elsewhere, and where the kernel cannot
-run, the same function is computed by ``reference`` and a warning says so once.
+sanitizer. On a CUDA device it launches the kernel; elsewhere, and where the kernel
+cannot run, the same function is computed by ``reference`` and a warning says so once.
 
-A plan travels through the operator as a key: its digest, registered by :func:`register`.
+A plan travels through the operator as a key: its digest, registered by
+:func:`register`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gpuprefetch.augment import kernel
 from gpuprefetch.augment.kernel import PIXELS, PlanKernel
-from gpuprefetch.augment.plan import Plan
-from gpuprefetch.augment.reference import Outside, Resampling, apply_plan
+from gpuprefetch.augment.plan import Outside, Plan, Resampling
+from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.errors import BatchError
 
 __all__ = ["FULL_SCALE", "augment", "register", "to_unit_range"]
@@ -33,7 +34,7 @@ FULL_SCALE: Mapping[torch.dtype, float] = {torch.uint8: 255.0, torch.uint16: 655
 _plans: dict[str, PlanKernel] = {}
 _warned: set[str] = set()
 
-_LIBRARY = torch.library.Library("gpuprefetch", "DEF")
+_LIBRARY: Any = cast(Any, torch.library.Library)("gpuprefetch", "DEF")
 _LIBRARY.define(
     "augment(Tensor image, Tensor pack, str plan, ScalarType dtype, "
     "bool is_channels_last, str resampling, str outside) -> Tensor"
@@ -83,8 +84,8 @@ def augment(
         plan: Key from :func:`register`.
         dtype: Of the result: float16, bfloat16 or float32.
         is_channels_last: Memory format of the result.
-        resampling: See :mod:`gpuprefetch.augment.reference`.
-        outside: See :mod:`gpuprefetch.augment.reference`.
+        resampling: See :mod:`gpuprefetch.augment.plan`.
+        outside: See :mod:`gpuprefetch.augment.plan`.
 
     Returns:
         (B, C, h, w); on CUDA enqueued on the current stream.
@@ -110,23 +111,31 @@ def _run(
     reason = kernel.why_not(image.device)
     if not reason and image.dtype in PIXELS and dtype in PIXELS:
         return planned(
-            image, pack, dtype=dtype, is_channels_last=is_channels_last,
-            resampling=resampling, outside=outside,
+            image,
+            pack,
+            dtype=dtype,
+            is_channels_last=is_channels_last,
+            resampling=resampling,
+            outside=outside,
         )
     if image.is_cuda and reason and reason not in _warned:
         _warned.add(reason)
         logger.warning(
             "the fused kernel does not run: %s. Plain torch operations make the same "
             "pixels, more slowly. To silence this, raise the level of the logger %r.",
-            reason, __name__,
+            reason,
+            __name__,
         )
     out = apply_plan(
         planned.plan, to_unit_range(image), pack, resampling=resampling, outside=outside
     )
     # A plan that changes nothing must not hand the input back: operators do not alias.
     return out.to(
-        dtype, copy=True,
-        memory_format=torch.channels_last if is_channels_last else torch.contiguous_format,
+        dtype,
+        copy=True,
+        memory_format=torch.channels_last
+        if is_channels_last
+        else torch.contiguous_format,
     )
 
 
@@ -141,7 +150,9 @@ def _fake(
 ) -> Tensor:
     size = _plans[plan].plan.output_size((image.shape[-2], image.shape[-1]))
     return image.new_empty((image.shape[0], image.shape[1], *size), dtype=dtype).to(
-        memory_format=torch.channels_last if is_channels_last else torch.contiguous_format
+        memory_format=torch.channels_last
+        if is_channels_last
+        else torch.contiguous_format
     )
 
 

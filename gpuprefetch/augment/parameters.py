@@ -35,7 +35,7 @@ class Parameters:
 
     def packs(self, widths: Sequence[int]) -> list[Tensor]:
         """The packs, (B, n) each, as views."""
-        parts = self.flat.split([self.shape[0] * width for width in widths])
+        parts = torch.split(self.flat, [self.shape[0] * width for width in widths])
         return [
             part.view(self.shape[0], width)
             for part, width in zip(parts, widths, strict=True)
@@ -43,7 +43,7 @@ class Parameters:
 
 
 def params_to_kornia(module: nn.Module, pieces: _Pieces, params: Parameters) -> Any:
-    """Nested as ``module`` nests: a dictionary, a list of those, or of ``ParamItem``."""
+    """Nested as ``module`` nests: a dictionary, or a list of those or of ParamItems."""
     return _nest(module, iter(list(_member_params(pieces, params))))
 
 
@@ -70,7 +70,9 @@ def _nest(module: nn.Module, members: Iterator[Any]) -> Any:
         return [_nest(child, members) for child in module]
     if _is_container(module):
         item = sys.modules["kornia.augmentation.container.params"].ParamItem
-        return [item(name, _nest(child, members)) for name, child in module.named_children()]
+        return [
+            item(name, _nest(child, members)) for name, child in module.named_children()
+        ]
     return next(members)
 
 
@@ -111,8 +113,8 @@ def params_from_kornia(
             sizes.append(size)
     except (KeyError, ValueError, StopIteration, AttributeError, TypeError) as error:
         raise TransformError(
-            f"params do not have the structure of {type(module).__name__}'s own: {error}. "
-            "Pass what sample() returned, or the module's _params."
+            f"params do not have the structure of {type(module).__name__}'s own: "
+            f"{error}. Pass what sample() returned, or the module's _params."
         ) from error
     flat = torch.cat(packs) if packs else torch.empty(0)
     return Parameters((batch, channels, height, width), flat, tuple(kept), tuple(sizes))

@@ -22,12 +22,14 @@ __all__ = [
     "Column",
     "Crop",
     "Flip",
+    "Launch",
     "Plan",
     "Pointwise",
     "Resize",
     "ResizedCrop",
     "Rotation",
     "Step",
+    "split_launches",
 ]
 
 Interpolation = Literal["bilinear", "round", "exact"]
@@ -36,6 +38,12 @@ chooses it (ties to even); the nearest as ``interpolate(mode="nearest-exact")`` 
 
 Border = Literal["zeros", "border", "reflection", "fill"]
 """What lies outside of the frame for a warp; the names are ``grid_sample``'s."""
+
+Resampling = Literal["chained", "single"]
+"""Resample once per step, as Kornia does, or once in all."""
+
+Outside = Literal["zeros", "extend"]
+"""For ``single``: what a warp after a crop sees beyond the crop, black or the image."""
 
 Size: TypeAlias = tuple[int, int]
 """(height, width) in pixels."""
@@ -247,7 +255,7 @@ class Affine:
         return size
 
     def columns(self, size: Size) -> tuple[Column, ...]:
-        """Degrees; then, where asked for: shift in pixels, factors, shear in degrees."""
+        """Degrees; where asked for: shift in pixels, factors, shear in degrees."""
         ranges: list[tuple[str, float, float]] = [("degrees", *self.degrees)]
         if self.translate is not None:
             reach_x = self.translate[0] * size[1]
@@ -365,3 +373,40 @@ class Plan:
             for column in step.columns(before)
         }
         return tuple(placed[position] for position in range(self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Steps ``first`` to ``last`` (excluded) of a plan, which are done in one pass."""
+
+    first: int
+    last: int
+
+
+def split_launches(plan: Plan) -> tuple[Launch, ...]:
+    """Cut a plan where one pass cannot go on.
+
+    A pass does geometry, then at most one blur, then pointwise steps. Padding ends a
+    pass too, unless nothing was resampled or padded before it.
+    """
+    launches: list[Launch] = []
+    first, stage, has_level, has_padding = 0, 0, False, False
+    for index, step in enumerate(plan.steps):
+        rank = 0 if not isinstance(step, Blur | Pointwise) else 1
+        rank = 2 if isinstance(step, Pointwise) else rank
+        pads = isinstance(step, Crop) and (any(step.padding) or step.pad_if_needed)
+        if (
+            rank < stage
+            or (rank == stage == 1)
+            or (pads and (has_level or has_padding))
+        ):
+            launches.append(Launch(first, index))
+            first, has_level, has_padding = index, False, False
+        stage = rank
+        has_padding = has_padding or pads
+        has_level = has_level or isinstance(
+            step, Resize | ResizedCrop | Rotation | Affine
+        )
+    if first < len(plan.steps):
+        launches.append(Launch(first, len(plan.steps)))
+    return tuple(launches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -25,18 +25,21 @@ from gpuprefetch.augment.plan import (
     Flip,
     Geometric,
     Interpolation,
+    Outside,
     Plan,
     Pointwise,
+    Resampling,
     ResizedCrop,
     Rotation,
     Size,
     Step,
+    split_launches,
 )
 
-__all__ = ["Outside", "Resampling", "apply_plan", "apply_steps"]
+__all__ = ["apply_plan", "apply_steps"]
 
-Resampling = Literal["chained", "single"]
-Outside = Literal["zeros", "extend"]
+_Chain: TypeAlias = list[tuple[Geometric, Mapping[str, int], Size]]
+"""Geometric steps, their columns, and the size of the image that each gets."""
 
 
 def apply_plan(
@@ -59,21 +62,32 @@ def apply_plan(
     Returns:
         (B, C, h, w), float32, contiguous.
     """
-    pending: list[tuple[Geometric, Mapping[str, int], Size]] = []
-    for step, columns, size in plan.walk((image.shape[-2], image.shape[-1])):
-        if isinstance(step, Blur | Pointwise):
-            image = _single(image, pack, pending, outside) if pending else image
-            pending = []
+    walk = list(plan.walk((image.shape[-2], image.shape[-1])))
+    for launch in split_launches(plan):
+        steps = walk[launch.first : launch.last]
+        geometry = [one for one in steps if not isinstance(one[0], Blur | Pointwise)]
+        if geometry:
+            image = _resample(image, pack, geometry, resampling, outside)
+        for step, columns, _ in steps[len(geometry) :]:
             if isinstance(step, Blur):
                 image = _blur(step, columns, pack, image)
-            else:
+            elif isinstance(step, Pointwise):
                 image = _pointwise(step, columns, pack, image)
-        elif resampling == "single":
-            pending.append((step, columns, size))
-        else:
-            image = _apply(step, columns, pack, image)
-    image = _single(image, pack, pending, outside) if pending else image
     return image.contiguous()
+
+
+def _resample(
+    image: Tensor,
+    pack: Tensor,
+    chain: list[tuple[Step, Mapping[str, int], Size]],
+    resampling: Resampling,
+    outside: Outside,
+) -> Tensor:
+    """The geometry of one pass; with one resampling step both ways are the same."""
+    resampled = sum(not _is_whole(step) for step, _, _ in chain)
+    if resampling == "single" and resampled > (outside == "zeros"):
+        return _single(image, pack, cast(_Chain, chain), outside)
+    return apply_steps([(step, columns) for step, columns, _ in chain], image, pack)
 
 
 def apply_steps(
@@ -150,7 +164,7 @@ def _pad(step: Crop, image: Tensor, margins: tuple[int, int, int, int]) -> Tenso
         return F.pad(floats, margins, mode=step.padding_mode).to(image.dtype)
     if len(step.fill) == 1:
         return F.pad(image, margins, value=step.fill[0])
-    planes = zip(image.split(1, 1), step.fill, strict=True)
+    planes = zip(torch.split(image, 1, 1), step.fill, strict=True)
     return torch.cat([F.pad(plane, margins, value=fill) for plane, fill in planes], 1)
 
 
@@ -204,7 +218,7 @@ def _is_inside(x: Tensor, y: Tensor, bounds: _Bounds) -> Tensor:
 
 
 def _gather(image: Tensor, x: Tensor, y: Tensor, bounds: _Bounds) -> Tensor:
-    """The pixels at whole places (x, y), moved into the frame where they lie outside."""
+    """The pixels at whole places (x, y); places outside are moved into the frame."""
     column, row = x.clamp(*bounds.x).long(), y.clamp(*bounds.y).long()
     flat = (row * image.shape[-1] + column).flatten(1)[:, None]
     picked = image.flatten(2).gather(2, flat.expand(-1, image.shape[1], -1))
@@ -253,18 +267,21 @@ def _read_exact(image: Tensor, matrix: Tensor, size: Size, bounds: _Bounds) -> T
 def _single(
     image: Tensor,
     pack: Tensor,
-    chain: list[tuple[Geometric, Mapping[str, int], Size]],
+    chain: _Chain,
     outside: Outside,
 ) -> Tensor:
     """All geometry of the chain in one read.
 
-    ``extend``: the maps are multiplied into one, and what lies beyond the image is black.
-    ``zeros``: the place of an output pixel is followed from the last step to the first.
-    Where a warp leaves its frame the value fades to black over one pixel of that frame, as
-    Kornia's own resampling does; every other step keeps the place inside its frame.
+    ``extend``: the maps are multiplied into one, and what lies beyond the image is
+    black. ``zeros``: the place of an output pixel is followed from the last step to the
+    first. Where a warp leaves its frame the value fades to black over one pixel of that
+    frame, as Kornia's own resampling does; every other step keeps the place inside its
+    frame.
     """
     size = chain[-1][0].output_size(chain[-1][2])
-    maps = [backward_map(step, columns, pack, before) for step, columns, before in chain]
+    maps = [
+        backward_map(step, columns, pack, before) for step, columns, before in chain
+    ]
     readings = [_reading(step)[0] for step, _, _ in chain if not _is_whole(step)]
     interpolation: Interpolation = (
         "bilinear" if not readings or "bilinear" in readings else "round"
@@ -273,7 +290,9 @@ def _single(
         matrix = maps[-1]
         for inner in reversed(maps[:-1]):
             matrix = compose(inner, matrix)
-        return _read(image, *_places(matrix, size), _frame(image), interpolation, "zeros")
+        return _read(
+            image, *_places(matrix, size), _frame(image), interpolation, "zeros"
+        )
     u, v = _places(backward_identity(pack), size)
     weight = torch.ones_like(u)[:, None]
     added = torch.zeros_like(u)[:, None]

@@ -2,8 +2,8 @@
 
 All of them come from one ``torch.rand`` of the caller's generator, scaled in one
 operation and rounded down in another where they are whole. The distributions are
-Kornia's: see ``kornia.augmentation.random_generator``. Only RandomResizedCrop needs more,
-because it draws ten windows and takes the first that fits.
+Kornia's: see ``kornia.augmentation.random_generator``. Only RandomResizedCrop needs
+more, because it draws ten windows and takes the first that fits.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class _Recipe:
 
 
 class Sampler:
-    """Draws the pack of a plan: (B, n), float32, in host memory, owned by the caller."""
+    """Draws the pack of a plan: (B, n), float32, in host memory, the caller's own."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._recipes: dict[Size, _Recipe] = {}
 
-    def __call__(self, batch: int, size: Size, generator: torch.Generator | None) -> Tensor:
+    def __call__(
+        self, batch: int, size: Size, generator: torch.Generator | None
+    ) -> Tensor:
         """Draw for ``batch`` images of one size.
 
         Raises:
@@ -99,16 +101,16 @@ def _require_room(name: str, window: Size, canvas: Size) -> None:
     if window[0] > canvas[0] or window[1] > canvas[1]:
         raise ImageSizeError(
             f"{name} cuts {window[0]} x {window[1]} pixels (height x width), but the "
-            f"image that reaches it has {canvas[0]} x {canvas[1]}. Make the crop smaller,"
-            " resize before it, or pass pad_if_needed=True."
+            f"image that reaches it has {canvas[0]} x {canvas[1]}. Make the crop "
+            "smaller, resize before it, or pass pad_if_needed=True."
         )
 
 
 def _draw_windows(step: ResizedCrop, u: Tensor, size: Size) -> Tensor:
     """Windows (left, top, width, height) in whole pixels, (B, 4).
 
-    Area uniform in ``scale``, log of the aspect ratio uniform in ``ratio``; the first of
-    ten candidates that fits into the image, else the largest central one
+    Area uniform in ``scale``, log of the aspect ratio uniform in ``ratio``; the first
+    of ten candidates that fits into the image, else the largest central one
     (``ResizedCropGenerator.forward``). The place is uniform over all that fit.
     """
     height, width = size

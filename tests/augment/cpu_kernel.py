@@ -15,17 +15,16 @@ from gpuprefetch.augment.lower import (
     Tile,
     Variant,
     chunk_of,
-    split_launches,
     write_header,
 )
-from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.plan import Plan, split_launches
 
 _HERE = Path(__file__).parent
 _SOURCE = (_HERE.parents[1] / "gpuprefetch/augment/kernel.cu").read_text()
 _SHIM = (_HERE / "kernel_cpu.h").read_text()
 _LOOP = """
-extern "C" void run(int tiles_x, int tiles_y, int samples, const void* source, void* out,
-                    const float* pack, const void* images, const long long* n) {
+extern "C" void run(int tiles_x, int tiles_y, int samples, const void* source, void*
+                    out, const float* pack, const void* images, const long long* n) {
   for (blockIdx.z = 0; blockIdx.z < samples; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < tiles_y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < tiles_x; ++blockIdx.x)
@@ -35,8 +34,11 @@ extern "C" void run(int tiles_x, int tiles_y, int samples, const void* source, v
 }
 """
 _PIXELS = {
-    torch.uint8: "u8", torch.uint16: "u16", torch.float16: "f16",
-    torch.bfloat16: "bf16", torch.float32: "f32",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
 }
 
 
@@ -77,8 +79,11 @@ def run_plan(
         last = is_channels_last and is_last
         channels = image.shape[1]
         header = write_header(
-            plan, launch,
-            Variant(channels, _PIXELS[image.dtype], _PIXELS[out_dtype], last, **variant),
+            plan,
+            launch,
+            Variant(
+                channels, _PIXELS[image.dtype], _PIXELS[out_dtype], last, **variant
+            ),
             tile,
         )
         for step in plan.steps[launch.first : launch.last]:
@@ -93,9 +98,13 @@ def run_plan(
         rows = -(-size[0] // tile.y) * (-(-channels // chunk_of(channels)))
         pack = pack.contiguous()
         build(header).run(
-            -(-size[1] // tile.x), rows, image.shape[0],
-            ctypes.c_void_p(image.data_ptr()), ctypes.c_void_p(out.data_ptr()),
-            ctypes.c_void_p(pack.data_ptr()), None,
+            -(-size[1] // tile.x),
+            rows,
+            image.shape[0],
+            ctypes.c_void_p(image.data_ptr()),
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_void_p(pack.data_ptr()),
+            None,
             (ctypes.c_longlong * 8)(*numbers),
         )
         image = out
