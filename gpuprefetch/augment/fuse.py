@@ -129,6 +129,7 @@ class FusedAugmentation(nn.Module):
             member.step is None and _moves_pixels(member.module)
             for member in self.members
         )
+        self.runs_as_is = labels_need_kornia
         if labels_need_kornia:
             reason = "labels follow it through members that have no fused step"
             self.members = (Member("", module, None, reason),)
@@ -176,10 +177,17 @@ class FusedAugmentation(nn.Module):
 
     def to_kornia(self, params: Parameters) -> Any:
         """The same parameters as the original module takes them as ``params=``."""
+        if self.runs_as_is:
+            return params.kept[0]
         return params_to_kornia(self._original(), self._pieces_of_plans(), params)
 
     def from_kornia(self, params: Any, shape: Sequence[int]) -> Parameters:
         """The original module's ``_params``, for images (B, C, H, W)."""
+        if self.runs_as_is:
+            batch, channels, height, width = shape
+            sizes = ((height, width),)
+            whole = (batch, channels, height, width)
+            return Parameters(whole, torch.empty(0), (params,), sizes)
         return params_from_kornia(
             self._original(), self._pieces_of_plans(), params, tuple(shape)
         )
@@ -228,7 +236,7 @@ class FusedAugmentation(nn.Module):
             )
         packs = _split(_ship(params.flat, batched.device), params, self._pieces())
         labels = list(inputs[1:])
-        if len(self.members) == 1 and self.members[0].step is None and labels:
+        if self.runs_as_is:
             return self._run_kornia(batched, labels, params.kept[0], image.ndim)
         result = self._run_images(batched, packs, params.kept)
         result = result if image.ndim == 4 else result[0]

@@ -79,7 +79,7 @@ def _scaling(
     step: Resize | ResizedCrop, before: Tensor, after: int
 ) -> tuple[Tensor, Tensor]:
     """Factor and start of a resize of one axis, those of ``F.interpolate``."""
-    if step.align_corners and step.interpolation == "bilinear":
+    if step.align_corners and step.interpolation != "exact":
         factor = (before - 1.0) / (after - 1.0) if after > 1 else before * 0.0
         return factor, before * 0.0
     factor = before / after

@@ -197,8 +197,6 @@ def _resized_crop(kind: str, module: nn.Module) -> Step:
     flags = _flags(module)
     is_slice = flags["cropping_mode"] == "slice"
     interpolation = _interpolation(module, "exact" if is_slice else "round")
-    if interpolation == "round":
-        raise _Unfusable("resample='nearest' with cropping_mode='resample'")
     generator = cast(Any, module)._param_generator
     scale, ratio = _floats(generator.scale), _floats(generator.ratio)
     return ResizedCrop(
@@ -209,6 +207,7 @@ def _resized_crop(kind: str, module: nn.Module) -> Step:
         interpolation=interpolation,
         # Resample mode maps the corner pixels' centres onto each other either way.
         align_corners=bool(flags["align_corners"]) or not is_slice,
+        is_warped=not is_slice,
         same_on_batch=_same(module),
     )
 

@@ -53,10 +53,10 @@ def move_mask(plan: Plan, pack: Tensor, mask: Tensor) -> Tensor:
 def _for_masks(step: Step) -> Step:
     """The step that reads the nearest pixel; fills that differ by channel become 0."""
     match step:
+        case ResizedCrop(is_warped=True):
+            return replace(step, interpolation="round")
         case Resize() | ResizedCrop():
-            return replace(
-                step, interpolation="exact", align_corners=step.align_corners
-            )
+            return replace(step, interpolation="exact")
         case Rotation():
             return replace(step, interpolation="round")
         case Affine():

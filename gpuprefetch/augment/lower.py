@@ -287,7 +287,7 @@ def _lower_resize(
     low: _Lowering, step: Resize | ResizedCrop, size: Size | None, *, is_composed: bool
 ) -> None:
     interpolation = step.interpolation
-    corners = step.align_corners and interpolation == "bilinear"
+    corners = step.align_corners and interpolation != "exact"
     if is_composed and interpolation == "exact":
         interpolation = "round"
     k = low.level(interpolation, "CLAMP", is_aligned=True)

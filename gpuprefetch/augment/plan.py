@@ -147,6 +147,8 @@ class ResizedCrop:
     """Range of width over height; its logarithm is uniform."""
     interpolation: Interpolation = "bilinear"
     align_corners: bool = True
+    is_warped: bool = False
+    """Kornia's ``cropping_mode="resample"``: masks are read as ``grid_sample`` does."""
     same_on_batch: bool = False
 
     def output_size(self, size: Size) -> Size:

@@ -366,7 +366,7 @@ def _share_inside(
     return (u - low + 1).clamp(0, 1) * (high + 1 - u).clamp(0, 1)
 
 
-def _is_whole(step: Geometric) -> bool:
+def _is_whole(step: Step) -> bool:
     """Whether the step only picks pixels."""
     return isinstance(step, Crop | CenterCrop | Flip)
 

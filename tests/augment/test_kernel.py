@@ -1,0 +1,112 @@
+"""The kernel compiles for the GPUs it is meant for; the operator is a good citizen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kornia.augmentation as K
+import pytest
+import torch
+from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of
+
+from gpuprefetch.augment import kernel
+from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.augment.kernel import compile_cubin
+from gpuprefetch.augment.lower import Variant, choose_tile, shared_bytes, write_header
+from gpuprefetch.augment.operator import register
+from gpuprefetch.augment.plan import Plan, split_launches
+from gpuprefetch.augment.sample import Sampler
+
+VARIANTS = [
+    Variant(3, "u8", "f32"),
+    Variant(3, "u8", "f32", resampling="single"),
+    Variant(3, "u8", "f32", resampling="single", outside="extend"),
+    Variant(4, "f16", "bf16", is_channels_last=True),
+    Variant(12, "u16", "f16"),
+    Variant(1, "bf16", "f32", is_ragged=True),
+]
+
+
+def compile_all(plan: Plan, variant: Variant, arch: str) -> list[bytes]:
+    return [
+        compile_cubin(
+            write_header(plan, launch, variant, choose_tile(plan, launch, variant)),
+            arch,
+            is_cached=False,
+        )
+        for launch in split_launches(plan)
+    ]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_seed_chain_compiles(variant: Variant, arch: str) -> None:
+    pytest.importorskip("cuda.core")
+    chain = plan_of(
+        K.RandomCrop((20, 30), padding=2),
+        K.Resize((40, 40)),
+        K.RandomRotation(9.0),
+        K.RandomGaussianBlur((7, 7), (0.1, 2.0)),
+        K.Normalize(0.5, 0.2),
+    )
+    assert all(compile_all(chain, variant, arch))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_chain_compiles(name: str) -> None:
+    pytest.importorskip("cuda.core")
+    plan = plan_of(*chain_of(CHAINS[name]))
+    assert all(compile_all(plan, Variant(3, "u8", "f32"), "sm_90"))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_blocks_fit_into_shared_memory(name: str) -> None:
+    """A block fits into the 99 KiB that every supported GPU has for one."""
+    plan = plan_of(MEMBERS[name]())
+    for variant in (Variant(3, "u8", "f32"), Variant(3, "f32", "f32")):
+        for launch in split_launches(plan):
+            tile = choose_tile(plan, launch, variant)
+            assert shared_bytes(plan, launch, variant, tile) <= 99 * 1024
+
+
+def test_the_second_compilation_reads_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.core")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = plan_of(K.RandomHorizontalFlip())
+    variant = Variant(3, "u8", "f32")
+    launch = split_launches(plan)[0]
+    header = write_header(plan, launch, variant, choose_tile(plan, launch, variant))
+    first = compile_cubin(header, "sm_90")
+    assert len(list((tmp_path / "gpuprefetch/cubin").glob("*.cubin"))) == 1
+    monkeypatch.setattr(kernel, "_core", lambda: pytest.fail("compiled again"))
+    assert compile_cubin(header, "sm_90") == first
+
+
+def test_the_operator_passes_torchs_own_checks() -> None:
+    plan = plan_of(*chain_of(CHAINS["seed"]))
+    image = image_of((2, 3, 37, 53), torch.uint8)
+    pack = Sampler(plan)(2, (37, 53), None)
+    arguments = (image, pack, register(plan), torch.float16, True, "chained", "zeros")
+    torch.library.opcheck(torch.ops.gpuprefetch.augment.default, arguments)
+
+
+def test_torch_compile_sees_one_node() -> None:
+    fused = fuse(chain_of(CHAINS["imagenet"]))
+    plan = plan_of(*chain_of(CHAINS["imagenet"]))
+    key = register(plan)
+    image = image_of((2, 3, 37, 53), torch.uint8)
+    pack = fused.sample(image.shape).flat.view(2, -1)
+
+    def transform(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return torch.ops.gpuprefetch.augment(
+            x, numbers, key, torch.float32, False, "chained", "zeros"
+        )
+
+    compiled = torch.compile(transform, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(image, pack), transform(image, pack))
+
+
+def test_the_kernel_says_why_it_cannot_run() -> None:
+    assert "needs a CUDA device, not cpu" in kernel.why_not(torch.device("cpu"))
