@@ -100,7 +100,6 @@ def compile_cubin(header: str, arch: str, *, is_cached: bool = True) -> bytes:
         arch: Such as ``"sm_90"``. No GPU is needed.
         is_cached: Whether to read and write the cache folder.
     """
-    core = _core()
     source = header + _kernel_source()
     version = ".".join(str(part) for part in _nvrtc().nvrtcVersion()[1:])
     digest = hashlib.sha256(f"{version} {arch}\n{source}".encode()).hexdigest()[:32]
@@ -110,6 +109,7 @@ def compile_cubin(header: str, arch: str, *, is_cached: bool = True) -> bytes:
             return path.read_bytes()
         except OSError:
             pass  # Not there yet.
+    core = _core()
     options = core.ProgramOptions(std="c++17", arch=arch)
     cubin = bytes(core.Program(source, "c++", options).compile("cubin").code)
     if is_cached:

@@ -197,6 +197,10 @@ def _resized_crop(kind: str, module: nn.Module) -> Step:
     flags = _flags(module)
     is_slice = flags["cropping_mode"] == "slice"
     interpolation = _interpolation(module, "exact" if is_slice else "round")
+    if interpolation == "round":
+        # Its places are often halfway between two pixels; only Kornia's own rounding
+        # errors decide which one it takes.
+        raise _Unfusable("resample='nearest' with cropping_mode='resample'")
     generator = cast(Any, module)._param_generator
     scale, ratio = _floats(generator.scale), _floats(generator.ratio)
     return ResizedCrop(

@@ -36,9 +36,6 @@ MEMBERS: dict[str, Callable[[], nn.Module]] = {
     "resized crop resample": lambda: K.RandomResizedCrop(
         (33, 20), cropping_mode="resample", align_corners=False
     ),
-    "resized crop warp nearest": lambda: K.RandomResizedCrop(
-        (31, 40), cropping_mode="resample", resample="nearest"
-    ),
     "resized crop nearest": lambda: K.RandomResizedCrop((31, 40), resample="nearest"),
     "resize up": lambda: K.Resize((50, 61)),
     "resize half pixel": lambda: K.Resize((20, 71), align_corners=False),
