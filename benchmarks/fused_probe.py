@@ -349,9 +349,11 @@ def timings(report: list[dict[str, Any]], is_quick: bool) -> None:
     floor = time_copy((256, 3, 224, 224), torch.bfloat16)
     report_time(report, "copy, bf16 224", 256, "", floor, floor)
     for name, tile_ in (
-        ("64x32 256", Tile(min_blocks=4)),
-        ("32x32 256", Tile(x=32)),
-        ("32x64 256", Tile(x=32, y=64, min_blocks=4)),
+        ("64x32 staged 3200", Tile(min_blocks=4, stage_texels=3200)),
+        ("64x32 staged 5000", Tile(min_blocks=4, stage_texels=5000)),
+        ("64x32 direct", Tile(min_blocks=4, stage_texels=0)),
+        ("32x32 staged 1800", Tile(x=32, min_blocks=4, stage_texels=1800)),
+        ("32x32 direct", Tile(x=32, min_blocks=4, stage_texels=0)),
     ):
         for last in (True, False):
             over = {"dtype": torch.bfloat16, "is_channels_last": last}

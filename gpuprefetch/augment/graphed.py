@@ -137,8 +137,8 @@ class GraphedTransform:
             return
         self._has_warned = True
         logger.warning(
-            "%d signatures are captured already; others run without a graph, such as %s. "
-            "Raise max_signatures, or keep shapes fixed with drop_last=True.",
+            "%d signatures are captured already; others run without a graph, such as "
+            "%s. Raise max_signatures, or keep shapes fixed with drop_last=True.",
             self.max_signatures,
             signature,
         )

@@ -30,7 +30,13 @@
 
 enum Interpolation { BILINEAR, ROUND, EXACT };  // EXACT: pixel floor((i + 0.5) * scale)
 enum Border { ZEROS, CLAMP, REFLECT_CENTRES, REFLECT_EDGES, FILL };
-enum Margin { MARGIN_CONSTANT, MARGIN_REFLECT, MARGIN_REPLICATE, MARGIN_CIRCULAR };
+enum Margin {
+  MARGIN_NONE,  // nothing beyond the edge is ever read
+  MARGIN_CONSTANT,
+  MARGIN_REFLECT,
+  MARGIN_REPLICATE,
+  MARGIN_CIRCULAR
+};
 
 enum Side { SIDE_SHORT, SIDE_LONG, SIDE_VERT, SIDE_HORZ };
 
@@ -58,7 +64,7 @@ constexpr bool IS_SINGLE = PLAN_SINGLE;      // one read, places followed level 
 constexpr bool IS_EXTENDED = PLAN_EXTENDED;  // one read, maps multiplied
 constexpr bool IS_TOP_VIEW = PLAN_TOP_VIEW;  // a view lies above the last level
 constexpr Interpolation SINGLE_READ = PLAN_SINGLE_READ;
-constexpr Margin PADDING = PLAN_PADDING;  // beyond the canvas; REPLICATE: nothing reads it
+constexpr Margin PADDING = PLAN_PADDING;  // beyond the canvas
 constexpr int PADDING_FILL = PLAN_PADDING_FILL;
 constexpr int RADIUS_X = PLAN_RADIUS_X, RADIUS_Y = PLAN_RADIUS_Y;
 constexpr Margin BLUR_MARGIN = PLAN_BLUR_MARGIN;
@@ -75,6 +81,7 @@ __constant__ float FILLS[][CHANNELS] = {PLAN_FILLS};  // in the source's units
 #if !ON_CPU
 // CUDA ---------------------------------------------------------------------------------
 
+#define IS_HOPPER (__CUDA_ARCH__ >= 900)
 #define PHASE
 #define BARRIER() __syncthreads()
 #define STATIC_SHARED __shared__
@@ -111,9 +118,14 @@ __device__ float bfloat_to_float(Bits16 bits) { return __int_as_float(int(bits) 
 
 // Pixel types --------------------------------------------------------------------------
 
-// Whole numbers below 2^23 become floats without the conversion unit.
+// Whole numbers below 2^23 become floats. Before Hopper a conversion is slow; adding 2^23
+// leaves the number in the low bits of the mantissa.
 __device__ float whole_to_float(unsigned value) {
+#if IS_HOPPER
+  return float(int(value));
+#else
   return __int_as_float(int(0x4B000000u | value)) - 8388608.0f;
+#endif
 }
 
 // A staged texel holds CHUNK values: as 16 bits where that loses nothing (8-bit numbers are
@@ -218,7 +230,7 @@ struct Level {
 struct Image {
   const Source* base;
   int width, height;
-  long long stride_c, stride_y, stride_x;  // in elements
+  int stride_c, stride_y, stride_x;  // in elements; one image stays below 2^31 of them
 };
 
 struct Arguments {
@@ -230,8 +242,17 @@ struct Arguments {
   long long out_height, out_width;
 };
 
+// The same for all threads of a block, so that addresses are a uniform base + 32 bits.
+__device__ Image image_of(const Arguments& a, int sample) {
+#if IS_RAGGED
+  return a.images[sample];
+#else
+  return Image{a.source + sample * a.stride_b, int(a.width),    int(a.height),
+               int(a.stride_c),                int(a.stride_y), int(a.stride_x)};
+#endif
+}
+
 struct Geometry {
-  Image image;
   Level level[LEVELS > 0 ? LEVELS : 1];
   View view[LEVELS + 1];  // view[k] lies below level k, the last one above all levels
   int canvas_left, canvas_top, canvas_right, canvas_bottom;  // source pixels in reach
@@ -244,15 +265,18 @@ struct Geometry {
 // Turns steps into levels and views, from the source outward. Only one thread runs it.
 struct Builder {
   Geometry& g;
+  const int image_width, image_height;
   int width, height;  // the frame reached so far
   View view;          // from that frame to the output of the last level
 
-  __device__ Builder(Geometry& geometry, int frame_width, int frame_height)
-      : g(geometry), width(frame_width), height(frame_height), view{0, 0, 1, 1} {
-    g.canvas_left = 0;
-    g.canvas_top = 0;
-    g.canvas_right = frame_width - 1;
-    g.canvas_bottom = frame_height - 1;
+  __device__ Builder(Geometry& geometry, const Image& image)
+      : g(geometry),
+        image_width(image.width),
+        image_height(image.height),
+        width(image.width),
+        height(image.height),
+        view{0, 0, 1, 1} {
+    canvas();
   }
 
   __device__ void crop(int left, int top, int new_width, int new_height) {
@@ -389,7 +413,7 @@ struct Builder {
                 n.xx * m.x0 + n.xy * m.y0 + n.x0, n.yx * m.xx + n.yy * m.yx,
                 n.yx * m.xy + n.yy * m.yy, n.yx * m.x0 + n.yy * m.y0 + n.y0, 0, 0};
     }
-    m.width = g.image.width, m.height = g.image.height;
+    m.width = image_width, m.height = image_height;
     g.level[0] = m;
     g.view[0] = g.view[ACTIVE] = View{0, 0, 1, 1};
     g.canvas_left = 0, g.canvas_right = m.width - 1;
@@ -460,7 +484,8 @@ __device__ int fold(int i, int low, int high) {  // reflect about the outermost 
 
 // One source index: seen through the view, and moved onto the canvas or marked as beyond.
 __device__ int source_index(int i, int first, int step, int low, int high, bool& is_inside) {
-  int index = first + step * i;
+  const int index = first + step * i;
+  if (PADDING == MARGIN_NONE) return index;
   if (PADDING == MARGIN_REFLECT) return fold(index, low, high);
   if (PADDING == MARGIN_CONSTANT) is_inside = is_inside && index >= low && index <= high;
   return min(max(index, low), high);
@@ -471,32 +496,53 @@ struct Direct {
   static constexpr bool IS_STAGED = false;
   const Geometry& g;
   int channel;
+  Image image;
 
-  __device__ void add(int x, int y, float weight, float (&sum)[CHUNK]) const {
-    bool is_inside = true;
-    const int ix = source_index(x, g.view[0].first_x, g.view[0].step_x, g.canvas_left,
-                                g.canvas_right, is_inside);
-    const int iy = source_index(y, g.view[0].first_y, g.view[0].step_y, g.canvas_top,
-                                g.canvas_bottom, is_inside);
-    const Source* pixel =
-        g.image.base + (iy * g.image.stride_y + ix * g.image.stride_x);
+  __device__ unsigned column(int x, bool& is_inside) const {
+    return unsigned(image.stride_x * source_index(x, g.view[0].first_x, g.view[0].step_x,
+                                                  g.canvas_left, g.canvas_right,
+                                                  is_inside));
+  }
+
+  __device__ unsigned row(int y, bool& is_inside) const {
+    return unsigned(image.stride_y * source_index(y, g.view[0].first_y, g.view[0].step_y,
+                                                  g.canvas_top, g.canvas_bottom,
+                                                  is_inside));
+  }
+
+  __device__ void add_at(unsigned offset, bool is_inside, float weight,
+                         float (&sum)[CHUNK]) const {
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) {
       const int here = min(channel + c, CHANNELS - 1);  // the last chunk may be short
-      const float value =
-          is_inside ? load(pixel + here * g.image.stride_c) : FILLS[PADDING_FILL][here];
+      const unsigned at = offset + unsigned(here * image.stride_c);
+      const float value = is_inside ? load(image.base + at) : FILLS[PADDING_FILL][here];
       sum[c] = fmaf(weight, value, sum[c]);
     }
+  }
+
+  __device__ void add(int x, int y, float weight, float (&sum)[CHUNK]) const {
+    bool is_inside = true;
+    const unsigned offset = row(y, is_inside) + column(x, is_inside);
+    add_at(offset, is_inside, weight, sum);
   }
 
   template <int N>
   __device__ void add_block(int x, int y, const float (&wx)[N], const float (&wy)[N],
                             int width, int height, float (&sum)[CHUNK]) const {
+    unsigned columns[N], rows[N];
+    bool is_column[N], is_row[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      is_column[i] = is_row[i] = true;
+      columns[i] = column(min(x + i, width - 1), is_column[i]);
+      rows[i] = row(min(y + i, height - 1), is_row[i]);
+    }
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll
       for (int i = 0; i < N; ++i)
-        add(min(x + i, width - 1), min(y + j, height - 1), wx[i] * wy[j], sum);
+        add_at(rows[j] + columns[i], is_row[j] && is_column[i], wx[i] * wy[j], sum);
   }
 };
 
@@ -776,13 +822,7 @@ __device__ Range tile_range(int start, int length, int radius, int size) {
 __device__ void prepare(Geometry& g, const Arguments& a, int sample, int tile_x,
                         int tile_y) {
   const float* pack = a.pack + (long long)(sample) * PACK_WIDTH;
-#if IS_RAGGED
-  g.image = a.images[sample];
-#else
-  g.image = Image{a.source + sample * a.stride_b, int(a.width), int(a.height),
-                  a.stride_c,                     a.stride_y,   a.stride_x};
-#endif
-  Builder plan(g, g.image.width, g.image.height);
+  Builder plan(g, image_of(a, sample));
   PLAN_STEPS
   plan.finish();
   const Range x = tile_range(tile_x, TILE_X, RADIUS_X, int(a.out_width));
@@ -809,7 +849,7 @@ __device__ void find_weight(float (&weights)[RADIUS + 1], const Arguments& a, in
   weights[d] = expf(-0.5f * (d / sigma) * (d / sigma)) / total;
 }
 
-__device__ void stage(const Geometry& g, Texel* texels, int channel) {
+__device__ void stage(const Geometry& g, const Image& image, Texel* texels, int channel) {
   const int count = g.stage_width * g.stage_height;
   const float inverse = 1.0f / float(g.stage_width);
   const Level& l = g.level[0];
@@ -825,8 +865,7 @@ __device__ void stage(const Geometry& g, Texel* texels, int channel) {
                                 g.canvas_right, is_inside);
     const int iy = source_index(y, g.view[0].first_y, g.view[0].step_y, g.canvas_top,
                                 g.canvas_bottom, is_inside);
-    const Source* pixel =
-        g.image.base + (iy * g.image.stride_y + ix * g.image.stride_x);
+    const unsigned offset = unsigned(iy * image.stride_y + ix * image.stride_x);
     Texel texel;
 #pragma unroll
     for (int c = 0; c < LANES; ++c) {
@@ -838,7 +877,7 @@ __device__ void stage(const Geometry& g, Texel* texels, int channel) {
       if (PADDING == MARGIN_CONSTANT && !is_inside) {
         texel.lane[c] = encode_value(FILLS[PADDING_FILL][here]);
       } else {
-        texel.lane[c] = encode(pixel + here * g.image.stride_c);
+        texel.lane[c] = encode(image.base + (offset + unsigned(here * image.stride_c)));
       }
     }
     texels[row * g.stage_row + column] = texel;
@@ -1006,12 +1045,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
   BARRIER();
   if constexpr (STAGE_TEXELS > 0) {
     PHASE {
-      if (g.is_staged) stage(g, texels, channel);
+      if (g.is_staged) stage(g, image_of(a, sample), texels, channel);
     }
     BARRIER();
   }
   PHASE {
-    const Direct direct = {g, channel};
+    const Direct direct = {g, channel, image_of(a, sample)};
     const Staged staged = {g, channel, texels};
     if constexpr (HAS_BLUR) {
       if (STAGE_TEXELS > 0 && g.is_staged)

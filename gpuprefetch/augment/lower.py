@@ -98,7 +98,7 @@ class _Lowering:
     calls: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     fills: list[tuple[float, ...]] = field(default_factory=list)
-    padding: str = "MARGIN_REPLICATE"
+    padding: str = "MARGIN_NONE"
     padding_fill: int = 0
     interpolations: list[Interpolation] = field(default_factory=list)
 
@@ -148,8 +148,8 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
         single_read = "ROUND"
     if is_extended:
         kinds = [f"{{{single_read}, ZEROS, false, 0}}"] * len(kinds)
-    is_rotated = any("false" in kind for kind in kinds)
-    stage = tile.stage_texels if is_rotated or len(kinds) > 1 else 0
+    is_interpolated = any("BILINEAR" in kind for kind in kinds)
+    stage = tile.stage_texels if is_interpolated else 0
     blur = next((s for s in steps if isinstance(s, Blur)), None)
     blur_columns = next(
         (c for s, c in zip(steps, layout, strict=True) if isinstance(s, Blur)), {}
@@ -186,7 +186,7 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
         "PLAN_PADDING_FILL": low.padding_fill,
         "PLAN_RADIUS_X": radius_x,
         "PLAN_RADIUS_Y": radius_y,
-        "PLAN_BLUR_MARGIN": _MARGIN[blur.border if blur else "replicate"],
+        "PLAN_BLUR_MARGIN": _MARGIN[blur.border] if blur else "MARGIN_NONE",
         "PLAN_SIGMA_COLUMN": blur_columns.get("sigma", 0),
         "PLAN_SKIP_COLUMN": blur_columns.get("skip", -1),
         "PLAN_POINTS": len(points),
@@ -211,7 +211,7 @@ def choose_tile(plan: Plan, launch: Launch, variant: Variant) -> Tile:
     steps = plan.steps[launch.first : launch.last]
     blur = next((step for step in steps if isinstance(step, Blur)), None)
     if blur is None:
-        return Tile(x=64, y=32, threads=256, min_blocks=4)
+        return Tile(x=64, y=32, threads=256, min_blocks=4, stage_texels=3200)
     if max(blur.kernel_size) > 9:
         return Tile(x=64, y=32, threads=256, min_blocks=2)
     return Tile(x=64, y=32, threads=256, min_blocks=4)

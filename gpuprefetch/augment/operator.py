@@ -98,6 +98,15 @@ def augment(
     )
 
 
+def fits_32_bits(image: Tensor) -> bool:
+    """Whether one sample's pixels lie within 2^31 elements; the batch may be larger."""
+    reach = sum(
+        (size - 1) * stride
+        for size, stride in zip(image.shape[1:], image.stride()[1:], strict=True)
+    )
+    return reach < 2**31
+
+
 def _run(
     image: Tensor,
     pack: Tensor,
@@ -109,7 +118,7 @@ def _run(
 ) -> Tensor:
     planned = _plans[plan]
     reason = kernel.why_not(image.device)
-    if not reason and image.dtype in PIXELS and dtype in PIXELS:
+    if not reason and image.dtype in PIXELS and fits_32_bits(image):
         return planned(
             image,
             pack,

@@ -109,3 +109,40 @@ def run_plan(
         )
         image = out
     return image
+
+
+class _Image(ctypes.Structure):
+    """``Image`` of kernel.cu."""
+
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("width", "height", "c", "y", "x")),
+    )
+
+
+def run_ragged(plan: Plan, images: list[Tensor], pack: Tensor, tile: Tile) -> Tensor:
+    """One launch over images (C, H, W) of different sizes; the plan fixes the output's."""
+    (launch,) = split_launches(plan)
+    channels = images[0].shape[0]
+    variant = Variant(channels, _PIXELS[images[0].dtype], "f32", is_ragged=True)
+    size = plan.output_size((1, 1))
+    out = torch.full((len(images), channels, *size), float("nan"))
+    table = (_Image * len(images))(
+        *(
+            (image.data_ptr(), image.shape[2], image.shape[1], *image.stride())
+            for image in images
+        )
+    )
+    rows = -(-size[0] // tile.y) * (-(-channels // chunk_of(channels)))
+    pack = pack.contiguous()
+    build(write_header(plan, launch, variant, tile)).run(
+        -(-size[1] // tile.x),
+        rows,
+        len(images),
+        None,
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_void_p(pack.data_ptr()),
+        table,
+        (ctypes.c_longlong * 8)(0, 0, 0, 0, 0, 0, *size),
+    )
+    return out

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #define ON_CPU 1
+#define IS_HOPPER 0
 #define __device__
 #define __global__
 #define __constant__ static const

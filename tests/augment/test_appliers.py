@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of, random_chains
-from cpu_kernel import run_plan
+from cpu_kernel import run_plan, run_ragged
 from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor, nn
 
@@ -198,3 +198,19 @@ def test_any_batch_size(batch: int) -> None:
     compare_kernel(plan, image_of((batch, 1, *SIZE), torch.uint8))
     images = image_of((batch, 1, *SIZE), torch.uint8)
     assert fuse(chain_of(("crop", "rotation")))(images).shape == (batch, 1, 20, 30)
+
+
+def test_samples_may_lie_anywhere_and_have_any_size() -> None:
+    """Each sample has its own address, size and strides."""
+    chain = chain_of(("hflip", "resize up", "rotation", "blur", "normalize"))
+    plan = plan_of(*chain)
+    sizes = [(37, 53), (11, 90), (128, 30)]
+    images = [
+        image_of((*size, 3), torch.uint8, seed).permute(2, 0, 1)
+        for seed, size in enumerate(sizes)
+    ]
+    pack = Sampler(plan)(3, SIZE, torch.Generator().manual_seed(1))
+    actual = run_ragged(plan, images, pack, Tile())
+    for index, image in enumerate(images):
+        expected = apply_plan(plan, to_unit_range(image[None]), pack[index : index + 1])
+        assert_close(actual[index : index + 1], expected, 3e-4)
