@@ -268,7 +268,9 @@ class FusedAugmentation(nn.Module):
                     resampling=self.resampling,
                     outside=self.outside,
                 )
-        return image.to(self.dtype, memory_format=self.memory_format)
+        if segments[-1].plan is None:
+            image = image.to(self.dtype, memory_format=self.memory_format)
+        return image
 
     def _run_kornia(
         self, image: Tensor, labels: list[Any], drawn: Any, rank: int

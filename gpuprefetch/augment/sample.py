@@ -14,12 +14,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.plan import CenterCrop, Crop, Plan, ResizedCrop, Size
+from gpuprefetch.augment.plan import (
+    CenterCrop,
+    Column,
+    Crop,
+    Plan,
+    ResizedCrop,
+    Size,
+)
 from gpuprefetch.errors import ImageSizeError
 
 __all__ = ["Sampler"]
 
 _TRIES = 10  # Windows that RandomResizedCrop draws before it takes the middle one.
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """One RandomResizedCrop of a recipe."""
+
+    column: int
+    """Where the pack wants left, top, width and height."""
+    start: int
+    """Where its own numbers begin: areas, logs of aspect ratios, places."""
+    limit: Tensor
+    """Width and height of the image, (2, 1, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +49,11 @@ class _Recipe:
     span: Tensor
     """Both (n,), float32: a column's values are ``low + u * span``."""
     shared: Tensor | None
-    """Columns of the uniform numbers that the whole batch shares; None: no such."""
+    """Columns whose number the whole batch shares; None: no such."""
     is_all_shared: bool
-    windows: tuple[tuple[ResizedCrop, int, int, Size], ...]
-    """Per RandomResizedCrop: its first column, first uniform column, image size."""
+    windows: tuple[_Windows, ...]
     drawn: int
-    """Uniform numbers per sample."""
+    """Uniform numbers per sample: the pack's, then those that windows are made of."""
 
 
 class Sampler:
@@ -60,40 +78,38 @@ class Sampler:
         u = torch.rand(rows, recipe.drawn, generator=generator)
         if recipe.shared is not None and batch > 0:
             u[:, recipe.shared] = u[0, recipe.shared]
-        width = self.plan.width
-        scaled = u[:, :width] if recipe.drawn != width else u
-        pack = torch.addcmul(recipe.low, scaled, recipe.span)
+        pack = torch.addcmul(recipe.low, u, recipe.span)
         if self.plan.whole:
             pack[:, : self.plan.whole].floor_()
-        for step, column, start, before in recipe.windows:
-            tries = u[:, start : start + 2 * _TRIES + 2]
-            pack[:, column : column + 4] = _draw_windows(step, tries, before)
+        for windows in recipe.windows:
+            _place_windows(windows, pack)
+        if recipe.windows:
+            pack = pack[:, : self.plan.width].contiguous()
         return pack if rows == batch else pack.expand(batch, -1).contiguous()
 
 
 def _make_recipe(plan: Plan, size: Size) -> _Recipe:
-    columns = plan.columns(size)
-    shared = [index for index, column in enumerate(columns) if column.is_shared]
+    columns = list(plan.columns(size))
     windows = []
-    drawn = len(columns)
     for step, layout, before in plan.walk(size):
         if isinstance(step, Crop):
             _require_room(step.name, step.size, step.canvas(before))
         elif isinstance(step, CenterCrop):
             _require_room(step.name, step.size, before)
         elif isinstance(step, ResizedCrop):
-            windows.append((step, layout["left"], drawn, before))
-            if step.same_on_batch:
-                shared += range(drawn, drawn + 2 * _TRIES + 2)
-            drawn += 2 * _TRIES + 2
-    is_all_shared = len(shared) == drawn and drawn > 0
+            limit = torch.tensor([before[1], before[0]], dtype=torch.float32)
+            start = len(columns)
+            windows.append(_Windows(layout["left"], start, limit.view(2, 1, 1)))
+            columns += _window_columns(step, before)
+    shared = [index for index, column in enumerate(columns) if column.is_shared]
+    is_all_shared = len(shared) == len(columns) and len(columns) > 0
     return _Recipe(
         low=torch.tensor([column.low for column in columns]),
         span=torch.tensor([column.high - column.low for column in columns]),
         shared=torch.tensor(shared) if shared and not is_all_shared else None,
         is_all_shared=is_all_shared,
         windows=tuple(windows),
-        drawn=drawn,
+        drawn=len(columns),
     )
 
 
@@ -106,32 +122,53 @@ def _require_room(name: str, window: Size, canvas: Size) -> None:
         )
 
 
-def _draw_windows(step: ResizedCrop, u: Tensor, size: Size) -> Tensor:
-    """Windows (left, top, width, height) in whole pixels, (B, 4).
+def _window_columns(step: ResizedCrop, size: Size) -> list[Column]:
+    """Ten candidates and the way out: areas, logs of aspect ratios, then the place.
 
-    Area uniform in ``scale``, log of the aspect ratio uniform in ``ratio``; the first
-    of ten candidates that fits into the image, else the largest central one
-    (``ResizedCropGenerator.forward``). The place is uniform over all that fit.
+    Area uniform in ``scale``, log of width / height uniform in ``ratio``. The eleventh
+    candidate is no draw: the largest central window, which always fits
+    (``ResizedCropGenerator.forward``).
     """
-    height, width = size
-    (small, large), (narrow, wide) = step.scale, step.ratio
-    area = u[:, :_TRIES].mul(large - small).add_(small).mul_(height * width)
-    aspect = u[:, _TRIES : 2 * _TRIES].mul(math.log(wide) - math.log(narrow))
-    aspect = aspect.add_(math.log(narrow)).exp_()
-    widths = (area * aspect).sqrt_().round_()
-    heights = area.div_(aspect).sqrt_().round_()
-    fits = (widths <= width) & (heights <= height) & (widths > 0) & (heights > 0)
-    found, first = fits.to(torch.int8).max(1, keepdim=True)
-    fallback_width, fallback_height = _largest_window(step.ratio, size)
-    missing = found == 0
-    chosen_width = widths.gather(1, first).masked_fill_(missing, fallback_width)
-    chosen_height = heights.gather(1, first).masked_fill_(missing, fallback_height)
-    left = (width + 1 - chosen_width).mul_(u[:, -2:-1]).floor_()
-    top = (height + 1 - chosen_height).mul_(u[:, -1:]).floor_()
-    return torch.cat((left, top, chosen_width, chosen_height), 1)
+    pixels = size[0] * size[1]
+    small, large = (share * pixels for share in step.scale)
+    narrow, wide = (math.log(ratio) for ratio in step.ratio)
+    width, height = _largest_window(step.ratio, size)
+    last_area, last_log = width * height, math.log(width / height)
+    shared = step.same_on_batch
+    return [
+        *(Column("area", small, large, is_shared=shared) for _ in range(_TRIES)),
+        Column("area", last_area, last_area, is_shared=shared),
+        *(Column("log ratio", narrow, wide, is_shared=shared) for _ in range(_TRIES)),
+        Column("log ratio", last_log, last_log, is_shared=shared),
+        Column("place x", 0.0, 1.0, is_shared=shared),
+        Column("place y", 0.0, 1.0, is_shared=shared),
+    ]
 
 
-def _largest_window(ratio: tuple[float, float], size: Size) -> tuple[float, float]:
+# Half the log of the aspect ratio, plus for the width and minus for the height.
+_HALVES = torch.tensor([0.5, -0.5]).view(2, 1, 1)
+
+
+def _place_windows(windows: _Windows, pack: Tensor) -> None:
+    """Take each sample's first candidate that fits, and put it at a random place.
+
+    Width and height are ``round(sqrt(area * ratio))`` and ``round(sqrt(area / ratio))``.
+    """
+    start, count = windows.start, _TRIES + 1
+    areas = pack[:, start : start + count]
+    logs = pack[:, start + count : start + 2 * count]
+    sizes = logs.mul(_HALVES).exp_().mul_(areas.sqrt()).round_()  # (2, B, 11)
+    fits = ((sizes <= windows.limit) & (sizes > 0)).all(0)
+    first = fits.to(torch.uint8).argmax(1).expand(2, -1)[..., None]
+    chosen = sizes.gather(2, first)  # (2, B, 1)
+    room = (windows.limit + 1 - chosen).squeeze(2).t()
+    places = pack[:, start + 2 * count : start + 2 * count + 2]
+    column = windows.column
+    pack[:, column : column + 2] = room.mul_(places).floor_()
+    pack[:, column + 2 : column + 4] = chosen.squeeze(2).t()
+
+
+def _largest_window(ratio: tuple[float, float], size: Size) -> tuple[int, int]:
     """Width and height of the largest window whose aspect ratio is allowed."""
     height, width = size
     if width / height < min(ratio):

@@ -121,7 +121,7 @@ class _Image(ctypes.Structure):
 
 
 def run_ragged(plan: Plan, images: list[Tensor], pack: Tensor, tile: Tile) -> Tensor:
-    """One launch over images (C, H, W) of different sizes; the plan fixes the output's."""
+    """One launch over images (C, H, W) of different sizes."""
     (launch,) = split_launches(plan)
     channels = images[0].shape[0]
     variant = Variant(channels, _PIXELS[images[0].dtype], "f32", is_ragged=True)

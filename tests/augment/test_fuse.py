@@ -139,7 +139,7 @@ def test_masks_equal_kornias(name: str) -> None:
     expected = chain(image, mask, params=fused.to_kornia(params))[1]
     # A place halfway between two pixels may be rounded to either; a corner-aligned crop
     # has many of those.
-    limit = 0.02 if name == "resized crop resample" else 0.003
+    limit = 0.04 if name == "resized crop resample" else 0.003
     assert (actual != expected).float().mean() < limit
 
 
