@@ -70,7 +70,7 @@ TILES = {
     "64x32 256 3": Tile(min_blocks=3),
     "64x32 192 4": Tile(threads=192, min_blocks=4),
     "64x32 192 5": Tile(threads=192, min_blocks=5, stage_texels=1560),
-    "64x32 256 4 floats": Tile(min_blocks=4, stages_floats=True, stage_texels=1400),
+    "64x32 256 3 floats": Tile(min_blocks=3, stages_floats=True),
     "64x64 512 2": Tile(y=64, threads=512, min_blocks=2, stage_texels=2900),
     "64x64 384 2": Tile(y=64, threads=384, min_blocks=2, stage_texels=2900),
     "32x32 128 8": Tile(x=32, threads=128, min_blocks=8, stage_texels=1000),

@@ -427,15 +427,15 @@ struct Range {
   int low, high;
 };
 
-// The pixels that places in [low, high] of an axis read: TAPS of them from floor(place) on.
-__device__ Range reach(float low, float high, int size, bool may_fold) {
-  if (may_fold && (low < 0.0f || high > size - 1.0f)) return Range{0, max(size, TAPS) - 1};
-  const float last = float(max(size - TAPS, 0));
+// The pixels that places in [low, high] of an axis read: `taps` from floor(place) on.
+__device__ Range reach(float low, float high, int size, int taps, bool may_fold) {
+  if (may_fold && (low < 0.0f || high > size - 1.0f)) return Range{0, max(size, taps) - 1};
+  const float last = float(max(size - taps, 0));
   // Limited as floats: far outside, the number would not fit into an int.
   constexpr float SLACK = 0.0625f;  // more than rounding can move a place
   const int first = int(floorf(fminf(fmaxf(low - SLACK, 0.0f), last)));
-  const int end = int(floorf(fminf(fmaxf(high + SLACK, 0.0f), size - 1.0f))) + TAPS - 1;
-  return Range{first, max(min(end, size - 1), first + TAPS - 1)};
+  const int end = int(floorf(fminf(fmaxf(high + SLACK, 0.0f), size - 1.0f))) + taps - 1;
+  return Range{first, max(min(end, size - 1), first + taps - 1)};
 }
 
 __device__ Range through(int first, int step, Range r) {
@@ -458,10 +458,11 @@ __device__ void find_stage(Geometry& g) {
                           kind_of(k).border == REFLECT_EDGES;
     const float half = kind_of(k).interpolation == EXACT ? 0.5f : 0.0f;
     const float u0 = l.x0 + half * l.xx, v0 = l.y0 + half * l.yy;
+    const int taps = k == 0 ? TAPS : 2;
     const Range u = reach(lowest(l.xx, 0, x) + lowest(l.xy, u0, y),
-                          highest(l.xx, 0, x) + highest(l.xy, u0, y), l.width, may_fold);
+                          highest(l.xx, 0, x) + highest(l.xy, u0, y), l.width, taps, may_fold);
     y = reach(lowest(l.yx, 0, x) + lowest(l.yy, v0, y),
-              highest(l.yx, 0, x) + highest(l.yy, v0, y), l.height, may_fold);
+              highest(l.yx, 0, x) + highest(l.yy, v0, y), l.height, taps, may_fold);
     x = u;
     if (IS_COMPOSED && k == 0) shrink = fmaxf(l.xx, l.yy);
   }
@@ -907,6 +908,7 @@ template <class Reader>
 __device__ void warp_and_store(const Geometry& g, const Reader& source, const Arguments& a,
                                int sample, int tile_x, int tile_y) {
   constexpr int ROWS = THREADS / TILE_X;
+  static_assert(HAS_BLUR || THREADS % TILE_X == 0, "a thread keeps its column");
   const float* pack = a.pack + (long long)(sample) * PACK_WIDTH;
   const int x = tile_x + int(threadIdx.x) % TILE_X;
   if (x >= a.out_width) return;
@@ -956,7 +958,8 @@ __device__ void blur(const Geometry& g, const float* planes, const Arguments& a,
                      int channel, int tile_x, int tile_y) {
   constexpr int QUADS = TILE_X / 4, STRIPS = TILE_Y / STRIP;
   constexpr int LOADS = (4 + 2 * RADIUS_X + 3) / 4;
-  static_assert(TILE_X + 4 * LOADS - 4 <= ROW && TILE_Y % STRIP == 0, "");
+  static_assert(TILE_X + 4 * LOADS - 4 <= ROW && TILE_Y % STRIP == 0, "strips fit");
+  static_assert(THREADS >= 64, "the second warp finds the weights");
   const float* pack = a.pack + (long long)(sample) * PACK_WIDTH;
   const int height = int(a.out_height), width = int(a.out_width);
   const bool is_whole = !IS_CHANNELS_LAST && width % 4 == 0;

@@ -241,9 +241,9 @@ class PlanKernel:
             resampling=resampling,
             outside=outside,
         )
-        tile = self._tile or choose_tile(self.plan, launch, variant)
-        header = write_header(self.plan, launch, variant, tile)
         size: Size = (image.shape[-2], image.shape[-1])
+        tile = self._tile or choose_tile(self.plan, launch, variant, size)
+        header = write_header(self.plan, launch, variant, tile)
         for step in self.plan.steps[: launch.last]:
             size = step.output_size(size)
         grid = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpuprefetch.augment.plan import (
@@ -70,7 +70,7 @@ class Tile:
     """Rows that a thread blurs; divides ``y``."""
     min_blocks: int = 1
     """Blocks that must fit on a multiprocessor: bounds the registers."""
-    stage_texels: int = 1700
+    stage_texels: int = 1850
     """Room for the source in shared memory, in pixels; 0: never staged."""
     stages_floats: bool = False
     """Stage 32 bits per channel even where 16 are exact."""
@@ -206,15 +206,60 @@ def chunk_of(channels: int) -> int:
     return 3 if channels % 3 == 0 and channels % 4 else 4
 
 
-def choose_tile(plan: Plan, launch: Launch, variant: Variant) -> Tile:
-    """The tile for a launch; benchmarks/NOTES.md says how these were chosen."""
-    steps = plan.steps[launch.first : launch.last]
-    blur = next((step for step in steps if isinstance(step, Blur)), None)
-    if blur is None:
-        return Tile(x=64, y=32, threads=256, min_blocks=4, stage_texels=3200)
-    if max(blur.kernel_size) > 9:
-        return Tile(x=64, y=32, threads=256, min_blocks=2)
-    return Tile(x=64, y=32, threads=256, min_blocks=4)
+def choose_tile(plan: Plan, launch: Launch, variant: Variant, size: Size) -> Tile:
+    """The tile for a launch on images of this size.
+
+    The largest tile whose part of the source fits, at any angle, into what is left of a
+    quarter of a multiprocessor's shared memory; benchmarks/NOTES.md has the figures.
+    """
+    walk = list(plan.walk(size))[launch.first : launch.last]
+    blur = next((step for step, _, _ in walk if isinstance(step, Blur)), None)
+    radius = max(blur.kernel_size) // 2 if blur else 0
+    zoom, is_rotated = _zoom(walk)
+    min_blocks = 4 if radius <= 4 else 2
+    choices = []
+    for x, y in ((64, 32), (32, 32)):
+        width, height = x + 2 * radius, y + 2 * radius
+        if is_rotated:
+            width = height = round((width + height) * 0.7072)
+        texels = (int(width * zoom) + 6) * (int(height * zoom) + 6)
+        rounded = -(-texels // 64) * 64
+        tile = Tile(x, y, min_blocks=min_blocks, stage_texels=rounded)
+        if shared_bytes(plan, launch, variant, tile) <= _QUARTER:
+            return tile
+        choices.append(tile)
+    tile = choices[-1]
+    excess = shared_bytes(plan, launch, variant, tile) - _THIRD
+    if excess <= 0:
+        return replace(tile, min_blocks=min(min_blocks, 3))
+    # Strong shrinking: only some of the tiles fit. The others are read directly.
+    texels = max(tile.stage_texels - excess // 4, 0)
+    while (
+        shared_bytes(plan, launch, variant, replace(tile, stage_texels=texels)) > _THIRD
+    ):
+        texels = texels * 3 // 4
+    return replace(tile, min_blocks=min(min_blocks, 3), stage_texels=texels)
+
+
+_QUARTER = 54 * 1024  # Bytes of shared memory for each of 4 blocks (228 KiB on Hopper).
+_THIRD = 72 * 1024  # For each of 3; below the 99 KiB that every supported GPU allows.
+
+
+def _zoom(
+    walk: Sequence[tuple[Step, Mapping[str, int], Size]],
+) -> tuple[float, bool]:
+    """Source pixels per output pixel along an axis at most, and whether it may turn."""
+    zoom, is_rotated = 1.0, False
+    for step, _, size in walk:
+        out = step.output_size(size)
+        if isinstance(step, Resize | ResizedCrop):
+            zoom *= max(size[0] / out[0], size[1] / out[1])
+        if isinstance(step, ResizedCrop):
+            zoom *= min(max(step.scale), 1.0) ** 0.5
+        elif isinstance(step, Affine) and step.scale is not None:
+            zoom /= min(min(step.scale), 1.0)
+        is_rotated = is_rotated or isinstance(step, Rotation | Affine)
+    return zoom, is_rotated
 
 
 def shared_bytes(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> int:

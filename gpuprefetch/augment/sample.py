@@ -152,7 +152,7 @@ _HALVES = torch.tensor([0.5, -0.5]).view(2, 1, 1)
 def _place_windows(windows: _Windows, pack: Tensor) -> None:
     """Take each sample's first candidate that fits, and put it at a random place.
 
-    Width and height are ``round(sqrt(area * ratio))`` and ``round(sqrt(area / ratio))``.
+    Width and height are ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded.
     """
     start, count = windows.start, _TRIES + 1
     areas = pack[:, start : start + count]

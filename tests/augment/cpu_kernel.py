@@ -14,10 +14,12 @@ from torch import Tensor
 from gpuprefetch.augment.lower import (
     Tile,
     Variant,
+    choose_tile,
     chunk_of,
     write_header,
 )
 from gpuprefetch.augment.plan import Plan, split_launches
+from gpuprefetch.augment.sample import Sampler
 
 _HERE = Path(__file__).parent
 _SOURCE = (_HERE.parents[1] / "gpuprefetch/augment/kernel.cu").read_text()
@@ -31,6 +33,20 @@ extern "C" void run(int tiles_x, int tiles_y, int samples, const void* source, v
         augment(static_cast<const Source*>(source), static_cast<Output*>(out), pack,
                 static_cast<const Image*>(images), n[0], n[1], n[2], n[3], n[4], n[5],
                 n[6], n[7]);
+}
+
+extern "C" int count_staged(int tiles_x, int tiles_y, int samples, const float* pack,
+                            const long long* n) {
+  Arguments a = {nullptr, nullptr, pack, nullptr, n[0], n[1], 0, 0, 0, 0, n[6], n[7]};
+  int staged = 0;
+  for (int z = 0; z < samples; ++z)
+    for (int y = 0; y < tiles_y; ++y)
+      for (int x = 0; x < tiles_x; ++x) {
+        Geometry g;
+        prepare(g, a, z, x * TILE_X, y * TILE_Y);
+        staged += g.is_staged;
+      }
+  return staged;
 }
 """
 _PIXELS = {
@@ -146,3 +162,21 @@ def run_ragged(plan: Plan, images: list[Tensor], pack: Tensor, tile: Tile) -> Te
         (ctypes.c_longlong * 8)(0, 0, 0, 0, 0, 0, *size),
     )
     return out
+
+
+def share_staged(plan: Plan, batch: int, size: tuple[int, int]) -> float:
+    """Share of the tiles whose source fits into shared memory."""
+    (launch,) = split_launches(plan)
+    variant = Variant(3, "u8", "f32")
+    tile = choose_tile(plan, launch, variant, size)
+    pack = Sampler(plan)(batch, size, torch.Generator().manual_seed(0))
+    out = plan.output_size(size)
+    tiles_x, tiles_y = -(-out[1] // tile.x), -(-out[0] // tile.y)
+    staged = build(write_header(plan, launch, variant, tile)).count_staged(
+        tiles_x,
+        tiles_y,
+        batch,
+        ctypes.c_void_p(pack.data_ptr()),
+        (ctypes.c_longlong * 8)(*size, 0, 0, 0, 0, *out),
+    )
+    return staged / (tiles_x * tiles_y * batch)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import kornia.augmentation as K
 import pytest
 import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of, random_chains
-from cpu_kernel import run_plan, run_ragged
+from cpu_kernel import run_plan, run_ragged, share_staged
 from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor, nn
 
@@ -214,3 +215,18 @@ def test_samples_may_lie_anywhere_and_have_any_size() -> None:
     for index, image in enumerate(images):
         expected = apply_plan(plan, to_unit_range(image[None]), pack[index : index + 1])
         assert_close(actual[index : index + 1], expected, 3e-4)
+
+
+def test_common_chains_are_read_from_shared_memory() -> None:
+    """At every angle; a stage that is a little too small would be right but slow."""
+    blur = K.RandomGaussianBlur((7, 7), (0.1, 2.0))
+    turn = K.RandomRotation(180.0, p=1.0)
+    seed = plan_of(K.RandomCrop((128, 128)), K.Resize((256, 256)), turn, blur)
+    assert share_staged(seed, 40, (256, 256)) == 1
+    assert share_staged(plan_of(turn), 40, (224, 224)) == 1
+    assert share_staged(plan_of(turn, blur), 40, (224, 224)) == 1
+    affine = K.RandomAffine(180.0, (0.1, 0.1), (0.8, 1.2), p=1.0)
+    assert share_staged(plan_of(affine), 40, (224, 224)) == 1
+    crops = plan_of(K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip())
+    assert share_staged(crops, 40, (256, 256)) == 1
+    assert share_staged(crops, 40, (500, 500)) > 0.9

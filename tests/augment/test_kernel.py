@@ -30,7 +30,9 @@ VARIANTS = [
 def compile_all(plan: Plan, variant: Variant, arch: str) -> list[bytes]:
     return [
         compile_cubin(
-            write_header(plan, launch, variant, choose_tile(plan, launch, variant)),
+            write_header(
+                plan, launch, variant, choose_tile(plan, launch, variant, (60, 90))
+            ),
             arch,
             is_cached=False,
         )
@@ -65,7 +67,7 @@ def test_blocks_fit_into_shared_memory(name: str) -> None:
     plan = plan_of(MEMBERS[name]())
     for variant in (Variant(3, "u8", "f32"), Variant(3, "f32", "f32")):
         for launch in split_launches(plan):
-            tile = choose_tile(plan, launch, variant)
+            tile = choose_tile(plan, launch, variant, (600, 900))
             assert shared_bytes(plan, launch, variant, tile) <= 99 * 1024
 
 
@@ -77,7 +79,9 @@ def test_the_second_compilation_reads_the_disk(
     plan = plan_of(K.RandomHorizontalFlip())
     variant = Variant(3, "u8", "f32")
     launch = split_launches(plan)[0]
-    header = write_header(plan, launch, variant, choose_tile(plan, launch, variant))
+    header = write_header(
+        plan, launch, variant, choose_tile(plan, launch, variant, (60, 90))
+    )
     first = compile_cubin(header, "sm_90")
     assert len(list((tmp_path / "gpuprefetch/cubin").glob("*.cubin"))) == 1
     monkeypatch.setattr(kernel, "_core", lambda: pytest.fail("compiled again"))
