@@ -172,6 +172,17 @@ class PlanKernel:
         Returns:
             (B, C, h, w), not readable on another stream before that one waits.
         """
+        if image.device.index != torch.cuda.current_device():
+            # A launch needs the context of its stream's device to be current.
+            with torch.cuda.device(image.device):
+                return self(
+                    image,
+                    pack,
+                    dtype=dtype,
+                    is_channels_last=is_channels_last,
+                    resampling=resampling,
+                    outside=outside,
+                )
         key = (
             image.shape[1:],
             image.dtype,
@@ -189,7 +200,7 @@ class PlanKernel:
                 )
                 for launch in self.launches
             )
-        stream = _stream_of(torch.cuda.current_stream(image.device).cuda_stream)
+        stream = _stream_of(torch.cuda.current_stream().cuda_stream, image.device)
         for step in ready:
             out = torch.empty(
                 (image.shape[0], image.shape[1], *step.size),
@@ -291,7 +302,7 @@ def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
         index = torch.cuda.current_device()
         core.Device(index).set_current()  # The context that torch uses too.
         kernel = core.ObjectCode.from_cubin(cubin).get_kernel("augment")
-        if shared > 48 * 1024:
+        if shared > 47 * 1024:  # With the static part, 48 KiB need no permission.
             (status,) = driver.cuKernelSetAttribute(
                 driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 shared,
@@ -307,7 +318,7 @@ def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _stream_of(handle: int) -> Any:
+def _stream_of(handle: int, device: torch.device) -> Any:
     """The stream of a raw handle, as ``cuda.core`` wants it; torch keeps it alive."""
     core = _core()
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
