@@ -1,0 +1,81 @@
+"""How are the parts of one pass put together?
+
+    source -> feeder: pull, pin -> [queue] -> side stream: copy, transform -> hand-off
+
+Which part of each kind is taken depends on the device (may copies run beside the
+loop?), on the source (may it refill its batches?) and on the settings; the choice is
+made here, once, and no part asks again.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gpuprefetch.epoch import Epoch
+from gpuprefetch.feeder import Feeder, InlineFeeder, Prepared, Puller, ThreadFeeder
+from gpuprefetch.prepare import StagingPreparer, prepare_as_is, prepare_by_cloning
+from gpuprefetch.progress import Progress
+from gpuprefetch.resources import Resources
+from gpuprefetch.settings import Settings, SourceTraits
+from gpuprefetch.staging import SlotRing
+from gpuprefetch.stats import Counters
+from gpuprefetch.streams import is_asynchronous
+from gpuprefetch.transfer import InlineTransfer, StreamTransfer, Transfer
+from gpuprefetch.transforming import DeviceStep
+
+__all__ = ["open_pass"]
+
+
+def open_pass(
+    source: Any,
+    iterator: Iterator[Any],
+    *,
+    # What was asked for
+    settings: Settings,
+    traits: SourceTraits,
+    device: torch.device,
+    step: DeviceStep | None,
+    # What outlives the pass
+    resources: Resources,
+    progress: Progress,
+    counters: Counters,
+) -> Epoch[Any]:
+    """Start a pass over a source whose iterator has been made."""
+    is_threaded = settings.background
+    if is_threaded is None:
+        is_threaded = traits.has_workers
+    # Worker processes give each batch memory of its own. Any other source may write
+    # into the batch before, once it is asked for the next.
+    may_refill = not traits.has_workers
+    ring: SlotRing | None = None
+    transfer: Transfer
+    prepare: Callable[[Any], Prepared]
+    if is_asynchronous(device):
+        ring = resources.take_ring(settings.depth + 1)
+        prepare = StagingPreparer(
+            ring, device=device, copy_all=is_threaded and may_refill
+        )
+        transfer = StreamTransfer(
+            resources.side_stream(device),
+            step=step,
+            ring=ring,
+            depth=settings.depth,
+            may_refill=may_refill,
+        )
+    else:
+        prepare = prepare_by_cloning if is_threaded and may_refill else prepare_as_is
+        transfer = InlineTransfer(device, step)
+    puller = Puller(
+        iterator, prepare, source.state_dict if traits.keeps_state else None
+    )
+    feeder: Feeder = InlineFeeder(puller)
+    if is_threaded:
+        feeder = ThreadFeeder(puller, depth=settings.depth, ring=ring, device=device)
+    return Epoch(
+        feeder=feeder,
+        transfer=transfer,
+        progress=progress,
+        counters=counters,
+        release=resources.returner(ring, feeder),
+    )

@@ -1,0 +1,262 @@
+"""How do batches come out of the source, and in which thread?
+
+A feeder pulls the source's iterator and prepares each batch in host memory (see
+``staging``); it never issues device work. Two kinds with one face:
+:class:`InlineFeeder` pulls when asked, in the loop's thread; :class:`ThreadFeeder`
+pulls ahead in a thread.
+
+Entries carry the batch, the source's state after it, and the error if there was one. No
+value stands for "the end": ``None`` is a legal batch.
+
+[Note: Credits]
+A thread feeder may have pulled at most ``depth`` batches that were not yielded yet,
+wherever they are: in its hands, in the queue, or in flight on the device. Each pull
+takes a credit, each yielded batch gives one back.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from gpuprefetch.staging import Slot, SlotRing
+from gpuprefetch.streams import is_asynchronous
+
+__all__ = ["Entry", "Feeder", "InlineFeeder", "Prepared", "Puller", "ThreadFeeder"]
+
+_logger = logging.getLogger(__name__)
+
+# How long closing waits for a thread that is inside the source's own code. The thread
+# cannot be interrupted there; it ends by itself at the source's next batch or error.
+_JOIN_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch in host memory, ready for the device."""
+
+    batch_host: Any
+    """The batch; ``StagedLeaf`` stands for each leaf whose bytes lie in ``slot``."""
+    slot: Slot | None = None
+    """Pinned memory in use until its copies have finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One item on its way from the source to the loop."""
+
+    prepared: Prepared | None = None
+    """The batch; ``None`` when there is none because of an error or the end."""
+    source_state: Any = None
+    """What ``source.state_dict()`` gave after this batch, where the source has one."""
+    error: BaseException | None = None
+    """What the source raised, with its traceback; raised again at this batch's turn."""
+
+    @property
+    def is_last(self) -> bool:
+        """Tell whether nothing comes after this entry."""
+        return self.prepared is None
+
+
+class Puller:
+    """Takes one batch after the other from the source and prepares it.
+
+    Args:
+        iterator: The source's iterator.
+        prepare: Brings a batch into the host memory from which it will be copied.
+        read_state: Gives the source's state, or ``None`` where it keeps none.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        prepare: Callable[[Any], Prepared],
+        read_state: Callable[[], Any] | None,
+    ) -> None:
+        self._iterator: Iterator[Any] | None = iterator
+        self._prepare = prepare
+        self._read_state = read_state
+
+    def pull(self) -> Entry:
+        """Get the next entry; never raises what is an ``Exception``."""
+        if self._iterator is None:
+            return Entry()
+        try:
+            batch = next(self._iterator)
+            state = None if self._read_state is None else self._read_state()
+            return Entry(self._prepare(batch), state)
+        except StopIteration:
+            state = None if self._read_state is None else self._read_state()
+            return Entry(source_state=state)
+        except Exception as error:
+            return Entry(error=error)
+
+    def drop_iterator(self) -> None:
+        """Let go of the source's iterator, which ends its workers.
+
+        Done by hand: the traceback of an error may keep this object alive.
+        """
+        self._iterator = None
+
+
+class Feeder(Protocol):
+    """What a pass needs of either kind."""
+
+    def take(self, *, may_wait: bool) -> Entry | None:
+        """Get the next entry; ``None`` when it would have to wait and may not."""
+
+    def note_yielded(self) -> None:
+        """Learn that a batch went to the loop, so that another may be pulled."""
+
+    def close(self) -> None:
+        """Stop, and let go of the source's iterator. Safe to call twice."""
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a thread may still be in the source's code or fill a slot."""
+
+
+class InlineFeeder:
+    """Pulls in the loop's thread, each time it is asked.
+
+    Args:
+        puller: Where entries come from.
+    """
+
+    def __init__(self, puller: Puller) -> None:
+        self._puller = puller
+
+    def take(self, *, may_wait: bool) -> Entry | None:
+        """Pull the next entry now."""
+        return self._puller.pull()
+
+    def note_yielded(self) -> None:
+        """Nothing is pulled ahead of the asking."""
+
+    def close(self) -> None:
+        """Let go of the source's iterator."""
+        self._puller.drop_iterator()
+
+    @property
+    def is_running(self) -> bool:
+        """Nothing runs between two calls."""
+        return False
+
+
+class ThreadFeeder:
+    """Pulls ahead in a thread named ``gpuprefetch-feeder``.
+
+    The thread knows the puller, the queue and the credits, but not the pass: a pass
+    that the loop drops is collected, which closes this feeder.
+
+    Args:
+        puller: Where entries come from; used by the thread alone while it runs.
+        depth: Credits; see [Note: Credits].
+        ring: Slots that the puller waits for, if it stages; closed with this feeder.
+        device: Made current in the thread before it allocates pinned memory.
+    """
+
+    def __init__(
+        self, puller: Puller, *, depth: int, ring: SlotRing | None, device: torch.device
+    ) -> None:
+        self._puller = puller
+        self._ring = ring
+        # Written by the thread, read by the loop. Bounded by the credits.
+        self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        # Given back by the loop for each batch it got, taken by the thread per pull.
+        self._credits = threading.Semaphore(depth)
+        # Set once by the loop's thread; read by the feeder's between two pulls.
+        self._stop = threading.Event()
+        self._owner_pid = os.getpid()
+        # A daemon, since a source that hangs must not keep the interpreter from
+        # exiting; `_close_live_feeders` ends the ordinary ones in good order.
+        self._thread = threading.Thread(
+            target=_feed,
+            args=(puller, self._entries, self._credits, self._stop, device),
+            name="gpuprefetch-feeder",
+            daemon=True,
+        )
+        _live_feeders.add(self)
+        self._thread.start()
+
+    def take(self, *, may_wait: bool) -> Entry | None:
+        """Get the next entry in order; wait for it only if ``may_wait``."""
+        try:
+            return self._entries.get(block=may_wait)
+        except queue.Empty:
+            return None
+
+    def note_yielded(self) -> None:
+        """Give one credit back."""
+        self._credits.release()
+
+    def close(self) -> None:
+        """Stop the thread, wait for it, and let go of the source's iterator."""
+        self._stop.set()
+        self._credits.release()
+        if self._ring is not None:
+            self._ring.close()
+        if os.getpid() != self._owner_pid:
+            # A forked child has this object but not its thread, and the iterator's
+            # workers are the parent's.
+            return
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_TIMEOUT_S)
+        if self._thread.is_alive():
+            _logger.warning(
+                "the source is still busy with a batch %s s after its pass was closed; "
+                "thread %s ends when that batch is done",
+                _JOIN_TIMEOUT_S,
+                self._thread.name,
+            )
+            return
+        with contextlib.suppress(KeyError):
+            _live_feeders.remove(self)
+        self._puller.drop_iterator()
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the thread has not ended yet."""
+        return self._thread.is_alive()
+
+
+def _feed(
+    puller: Puller,
+    entries: "queue.SimpleQueue[Entry]",
+    credits_left: threading.Semaphore,
+    stop: threading.Event,
+    device: torch.device,
+) -> None:
+    """Pull until the source ends, fails, or ``stop`` is set; the thread's main."""
+    if is_asynchronous(device):
+        torch.get_device_module(device).set_device(device)
+    while True:
+        credits_left.acquire()
+        if stop.is_set():
+            break
+        entry = puller.pull()
+        entries.put(entry)
+        if entry.is_last:
+            break
+        del entry
+    if stop.is_set():
+        puller.drop_iterator()
+
+
+# Feeders whose thread may run, for the end of the interpreter.
+_live_feeders: "weakref.WeakSet[ThreadFeeder]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_live_feeders() -> None:
+    """End every feeder while threads and worker processes still work normally."""
+    for feeder in list(_live_feeders):
+        feeder.close()

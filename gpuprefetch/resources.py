@@ -1,0 +1,64 @@
+"""What does a loader keep from pass to pass?
+
+Its side streams (one per device, for life) and the pinned slots of passes that ended.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from gpuprefetch.feeder import Feeder
+from gpuprefetch.staging import SlotRing
+from gpuprefetch.streams import SideStream
+
+__all__ = ["Resources"]
+
+
+class Resources:
+    """Streams and slots of one loader."""
+
+    def __init__(self) -> None:
+        self.resume_next = False
+        """Whether the next pass goes on from a loaded state."""
+        self._side_streams: dict[torch.device, SideStream] = {}
+        # Rings that no pass uses, and those that one does.
+        self._idle: list[SlotRing] = []
+        self._busy: list[SlotRing] = []
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned memory held in slots."""
+        return sum(ring.pinned_bytes for ring in (*self._idle, *self._busy))
+
+    def side_stream(self, device: torch.device) -> SideStream:
+        """Give the stream of this loader on a device; always the same one."""
+        if device not in self._side_streams:
+            self._side_streams[device] = SideStream(device)
+        return self._side_streams[device]
+
+    def take_ring(self, num_slots: int) -> SlotRing:
+        """Give a ring of free slots for one pass, with old buffers where there are."""
+        ring = self._idle.pop() if self._idle else SlotRing(num_slots)
+        ring.open()
+        self._busy.append(ring)
+        return ring
+
+    def returner(self, ring: SlotRing | None, feeder: Feeder) -> Callable[[], None]:
+        """Build what a pass calls at its end, when its copies have finished."""
+        busy, idle = self._busy, self._idle
+
+        def give_back() -> None:
+            if ring is None:
+                return
+            busy.remove(ring)
+            # A source that hangs may still be filling a slot: then it is not reused.
+            if not feeder.is_running:
+                idle.append(ring)
+
+        return give_back
+
+    def release(self) -> None:
+        """Give all pinned memory back; no pass runs any more."""
+        for ring in self._idle:
+            ring.release_memory()
+        self._idle.clear()
