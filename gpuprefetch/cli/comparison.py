@@ -181,19 +181,20 @@ def _time_training(
     step = TrainingStep(model.to(device))
     # Kept on the device: reading a loss in the loop would make the host wait for it.
     losses: list[torch.Tensor] = []
-    started_s = 0.0
-    with progress_bar(label, _WARMUP_BATCHES + sizes.num_batches, "batches") as bar:
+    num_batches = _WARMUP_BATCHES + sizes.num_batches
+    started_s = ended_s = 0.0
+    with progress_bar(label, num_batches, "batches") as bar:
         for images, labels in pairs():
             losses.append(step(images, labels))
             if len(losses) == _WARMUP_BATCHES:
-                _synchronize(device)
-                started_s = time.perf_counter()
+                started_s = _time_when_done(device)
+            elif len(losses) == num_batches:
+                # Here and not after the loop: ending the workers is not training.
+                ended_s = _time_when_done(device)
             bar.update(1)
-        _synchronize(device)
-        elapsed_s = time.perf_counter() - started_s
     return RunResult(
         label=label,
-        steps_per_s=sizes.num_batches / elapsed_s,
+        steps_per_s=sizes.num_batches / (ended_s - started_s),
         first_loss=_mean(losses[:_WARMUP_BATCHES]),
         last_loss=_mean(losses[-_WARMUP_BATCHES:]),
     )
@@ -203,7 +204,8 @@ def _mean(losses: list[torch.Tensor]) -> float:
     return float(torch.stack(losses).mean())
 
 
-def _synchronize(device: torch.device) -> None:
-    """Wait until the device has done all its work; a CPU has at once."""
+def _time_when_done(device: torch.device) -> float:
+    """Wait until the device has done all its work, and give the time in seconds."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+    return time.perf_counter()
