@@ -24,8 +24,8 @@ import torch
 from gpuprefetch.errors import BatchError
 
 __all__ = [
+    "Field",
     "Path",
-    "Step",
     "field_names",
     "format_path",
     "has_own_to",
@@ -34,8 +34,16 @@ __all__ = [
     "replace_item",
 ]
 
-# One step from a container to a child: how it is written (`[1]`, `['x']`, `.x`).
-Step = str
+
+class Field(str):
+    """The name of a field, as a step of a path: written ``.x``, not ``['x']``."""
+
+    __slots__ = ()
+
+
+# From a container to a child: an index, a key, or a field. Put into words only for
+# messages, since every walk of every batch builds paths.
+Step = Any
 Path = tuple[Step, ...]
 
 # Deeper nesting than this is taken for a structure that contains itself.
@@ -49,10 +57,15 @@ _PLAIN_LEAVES = frozenset(
     {torch.Tensor, str, int, float, bool, complex, bytes, type(None)}
 )
 
+# Containers that need no question about their own methods or fields.
+_PLAIN_CONTAINERS = frozenset({tuple, list, dict})
+
 
 def format_path(path: Path) -> str:
     """Write a leaf's place as the user would index it: ``batch['target'][1]``."""
-    return "batch" + "".join(path)
+    return "batch" + "".join(
+        f".{step}" if isinstance(step, Field) else f"[{step!r}]" for step in path
+    )
 
 
 def has_own_to(value: Any) -> bool:
@@ -118,7 +131,9 @@ def map_leaves(batch: Any, change: Callable[[Any, Path], Any], path: Path = ()) 
             f"{format_path(path[:4])}... is nested deeper than {_MAX_NESTING} levels. "
             "A batch may not contain itself."
         )
-    if isinstance(batch, torch.Tensor) or has_own_to(batch):
+    if kind not in _PLAIN_CONTAINERS and (
+        isinstance(batch, torch.Tensor) or has_own_to(batch)
+    ):
         return change(batch, path)
     children = _children(batch)
     if children is None:
@@ -147,24 +162,23 @@ def replace_item(container: Any, item: Any, value: Any) -> Any:
 
 def _children(container: Any) -> Iterable[tuple[Any, Step, Any]] | None:
     """List ``(key, step, child)`` of a container; ``None`` says it is a leaf."""
+    kind = type(container)
+    if kind is tuple or kind is list:
+        return [(place, place, child) for place, child in enumerate(container)]
     if isinstance(container, Mapping):
-        return [(key, f"[{key!r}]", child) for key, child in container.items()]
-    if isinstance(container, tuple):
-        names = getattr(container, "_fields", None)
-        if names:
-            return [
-                (place, f".{name}", child)
-                for place, (name, child) in enumerate(
-                    zip(names, container, strict=False)
-                )
-            ]
+        return [(key, key, child) for key, child in container.items()]
+    if isinstance(container, tuple) and getattr(container, "_fields", None):
+        named = zip(container._fields, container, strict=False)  # type: ignore[attr-defined]
+        return [
+            (place, Field(name), child) for place, (name, child) in enumerate(named)
+        ]
     if isinstance(container, (tuple, MutableSequence)):
         if isinstance(container, _NUMBER_SEQUENCES):
             return None
-        return [(place, f"[{place}]", child) for place, child in enumerate(container)]
+        return [(place, place, child) for place, child in enumerate(container)]
     names = field_names(container)
     if names:
-        return [(name, f".{name}", getattr(container, name)) for name in names]
+        return [(name, Field(name), getattr(container, name)) for name in names]
     if isinstance(container, Set) and any(
         isinstance(member, torch.Tensor) for member in container
     ):

@@ -6,23 +6,45 @@ them. So: no graph is recorded, no inference tensors are made, autocast is off. 
 user's default device stays, since factory calls in a transform expect it.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 
 __all__ = ["transform_modes"]
 
 
-@contextmanager
-def transform_modes(device: torch.device) -> Iterator[None]:
-    """Run a block without gradients, inference mode and autocast."""
-    with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:
-        for kind in {device.type, "cpu"}:
-            # Asked first: the context costs more than all else here.
-            if _is_autocast_on(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+class transform_modes:
+    """Run a block without gradients, inference mode and autocast.
+
+    A mode is only touched if it is not as it should be: entering one costs more than
+    asking for it, and this runs for every batch.
+
+    Args:
+        device: Where the block's operations run.
+    """
+
+    __slots__ = ("_device_type", "_entered")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device_type = device.type
+        self._entered: list[AbstractContextManager[object]] = []
+
+    def __enter__(self) -> None:
+        if torch.is_inference_mode_enabled():
+            self._enter(torch.inference_mode(False))
+        if torch.is_grad_enabled():
+            self._enter(torch.no_grad())
+        for device_type in (self._device_type, "cpu"):
+            if _is_autocast_on(device_type):
+                self._enter(torch.autocast(device_type, enabled=False))
+
+    def _enter(self, mode: AbstractContextManager[object]) -> None:
+        mode.__enter__()
+        self._entered.append(mode)
+
+    def __exit__(self, *exception: object) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(None, None, None)
 
 
 def _is_autocast_on(device_type: str) -> bool:

@@ -29,7 +29,7 @@ so the device does not idle.
 import collections
 import mmap
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import torch
@@ -99,10 +99,20 @@ class SideStream:
         self._module = _device_module(device)
         self._stream: Stream = self._module.Stream(device)
 
-    def entered(self) -> AbstractContextManager[None]:
-        """Make this the current stream (and its device the current one) in a block."""
-        context: AbstractContextManager[None] = self._module.stream(self._stream)
-        return context
+    def __enter__(self) -> "SideStream":
+        """Make this the current stream, and its device the current one, in a block.
+
+        The same as ``torch.cuda.stream`` at half its cost. Not to be nested.
+        """
+        self._outer_device = self._module.current_device()
+        self._outer_stream = current_stream(self.device)
+        self._module.set_stream(self._stream)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._module.set_stream(self._outer_stream)
+        if self._outer_device != self.device.index:
+            self._module.set_device(self._outer_device)
 
     def record_event(self) -> Event:
         """Mark the point that this stream's queue has now reached."""
@@ -123,7 +133,8 @@ class SideStream:
 
 def current_stream(device: torch.device) -> Stream:
     """Look up the stream on which the calling thread issues work now."""
-    stream: Stream = _device_module(device).current_stream(device)
+    # By index: looking up a torch.device takes three times as long.
+    stream: Stream = _device_module(device).current_stream(device.index)
     return stream
 
 
@@ -192,12 +203,13 @@ class HostLead:
 
     def wait_in_bounds(self) -> None:
         """Note the step that ends here; pause while too many are unfinished."""
-        step_queued = current_stream(self._device).record_event(
-            _sleeping_event(self._device)
-        )
-        self._steps.append(step_queued)
-        while len(self._steps) > self._most_steps:
-            self._steps.popleft().synchronize()
+        if len(self._steps) > self._most_steps:
+            step_queued = self._steps.popleft()
+            step_queued.synchronize()
+        else:
+            step_queued = _sleeping_event(self._device)
+        # An event that has fired is recorded again: making one takes longer.
+        self._steps.append(current_stream(self._device).record_event(step_queued))
 
 
 def _sleeping_event(device: torch.device) -> Event:

@@ -87,8 +87,8 @@ class InlineTransfer:
         try:
             with transform_modes(self._device):
                 batch = map_leaves(entry.prepared.batch_host, self._move)
-            if self._step is not None:
-                batch = self._step.apply(batch, batch_index)
+                if self._step is not None:
+                    batch = self._step.apply(batch, batch_index)
         except Exception as error:
             return InFlight(bare_entry, error=error)
         return InFlight(bare_entry, batch)
@@ -172,7 +172,7 @@ class StreamTransfer:
         bare_entry = Entry(Prepared(None), entry.source_state)
         try:
             consumer = streams.current_stream(self._side.device)
-            with self._side.entered():
+            with self._side, transform_modes(self._side.device):
                 batch = self._enqueue_copies(entry.prepared, consumer)
                 if self._step is None:
                     ready = self._copying[-1].copied
@@ -186,8 +186,7 @@ class StreamTransfer:
     def _enqueue_copies(self, prepared: Prepared, consumer: streams.Stream) -> Any:
         copy = _BatchCopy(self._side, prepared.slot, consumer)
         try:
-            with transform_modes(self._side.device):
-                return map_leaves(prepared.batch_host, copy.enqueue_leaf)
+            return map_leaves(prepared.batch_host, copy.enqueue_leaf)
         finally:
             # Also when a leaf failed: what was issued before it still runs.
             self._copying.append(

@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from gpuprefetch.move import check_on_device
-from gpuprefetch.scope import transform_modes
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from gpuprefetch.selection import Selection
 
@@ -53,6 +52,8 @@ class DeviceStep:
     def apply(self, batch: Any, batch_index: int) -> Any:
         """Transform one batch; a ``None`` batch passes by.
 
+        The caller has set torch's modes; see ``scope``.
+
         Raises:
             SelectionError: The batch does not have what ``inputs`` names.
             TransformError: The result cannot take the inputs' place.
@@ -61,8 +62,7 @@ class DeviceStep:
             return None
         seed = self._seeds.of_batch(batch_index)
         inputs = (batch,) if self._selection is None else self._selection.take(batch)
-        with transform_modes(self._device):
-            result = self._call(inputs, seed)
+        result = self._call(inputs, seed)
         if self._selection is not None:
             result = self._selection.put(batch, result)
         check_on_device(result, self._device)
