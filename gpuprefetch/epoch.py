@@ -104,7 +104,8 @@ class Epoch(Iterator[Batch], Generic[Batch]):
 
     def _take(self, *, may_wait: bool) -> Entry | None:
         started = perf_counter()
-        self._transfer.before_pull(may_block=may_wait)
+        # An inline feeder pulls the source, and fills a slot, before `take` returns.
+        self._transfer.before_pull(may_block=may_wait or self._feeder.is_inline)
         waited_device = perf_counter()
         entry = self._feeder.take(may_wait=may_wait)
         self._counters.device_wait_s += waited_device - started

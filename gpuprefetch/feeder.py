@@ -110,6 +110,9 @@ class Puller:
 class Feeder(Protocol):
     """What a pass needs of either kind."""
 
+    is_inline: bool
+    """Whether :meth:`take` runs the source's code in the calling thread."""
+
     def take(self, *, may_wait: bool) -> Entry | None:
         """Get the next entry; ``None`` when it would have to wait and may not."""
 
@@ -130,6 +133,8 @@ class InlineFeeder:
     Args:
         puller: Where entries come from.
     """
+
+    is_inline = True
 
     def __init__(self, puller: Puller) -> None:
         self._puller = puller
@@ -163,6 +168,8 @@ class ThreadFeeder:
         ring: Slots that the puller waits for, if it stages; closed with this feeder.
         device: Made current in the thread before it allocates pinned memory.
     """
+
+    is_inline = False
 
     def __init__(
         self, puller: Puller, *, depth: int, ring: SlotRing | None, device: torch.device
