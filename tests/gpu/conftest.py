@@ -8,7 +8,16 @@ import pytest
 import torch
 
 _HERE = Path(__file__).parent
-_LIMIT_S = 60
+_LIMIT_S = 30
+
+_EXPECTED_WARNINGS = (
+    # Python 3.12 warns at every fork of a process with threads. CUDA starts some of its
+    # own, so each DataLoader with workers would warn.
+    ".*multi-threaded.*:DeprecationWarning",
+    # Torch's own words on two of its tools.
+    "Synchronization debug mode is a prototype:UserWarning",
+    ".*Profiler clears events:UserWarning",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,11 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LIMIT_S))
-        # Python 3.12 warns at every fork of a process with threads. CUDA starts some of
-        # its own, so each DataLoader with workers would warn.
-        item.add_marker(
-            pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-        )
+        for warning in _EXPECTED_WARNINGS:
+            item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +36,8 @@ def _clean_device() -> Iterator[None]:
     """Let no test inherit queued work, cached memory or a debug mode from another."""
     yield
     if torch.cuda.is_available():
-        torch.cuda.set_sync_debug_mode("default")
+        if torch.cuda.get_sync_debug_mode() != 0:
+            torch.cuda.set_sync_debug_mode("default")
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
