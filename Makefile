@@ -41,7 +41,7 @@ gpu: ## GPU tests and benchmarks; writes tests/gpu/LAST_RUN.json
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) tests/gpu/run.py $(ARGS)
 
 bench: $(INSTALLED) ## Benchmarks, on whatever device this machine has
-	$(VENV_PYTHON) -m pytest benchmarks --benchmark-only --benchmark-enable $(ARGS)
+	$(VENV_PYTHON) -m pytest benchmarks --benchmark-only $(ARGS)
 
 clean: ## Remove everything that was built, the virtual environment included
 	rm -rf $(VENV) build dist *.egg-info demo-out \

@@ -23,7 +23,7 @@ def main() -> None:
     device = accelerator or torch.device("cpu")
     torch.manual_seed(0)
 
-    dataset = PhotographDataset(IMAGE_SIZE, length=320)
+    dataset = PhotographDataset(IMAGE_SIZE, length=160)
     loader = DataLoader(
         dataset, 16, shuffle=True, num_workers=1, pin_memory=device.type == "cuda"
     )

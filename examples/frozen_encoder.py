@@ -29,7 +29,7 @@ def main() -> None:
     device = accelerator or torch.device("cpu")
     torch.manual_seed(0)
 
-    dataset = PhotographDataset(IMAGE_SIZE, length=160)
+    dataset = PhotographDataset(IMAGE_SIZE, length=80)
     encoder = build_encoder().to(device)
 
     def encode(images: torch.Tensor) -> torch.Tensor:
