@@ -8,6 +8,9 @@ Invariants: a walk visits the leaves of equal structures in equal order; a conta
 none of whose leaves changed is returned as it is; a container with a changed leaf is
 copied, never written to, and keeps its type and its other attributes.
 
+Every batch is walked several times, so a walk keeps no paths: where a message has to
+name a leaf, :func:`path_to` looks for it again.
+
 This file does not know devices, streams or transforms. It is the only one that handles
 values of unknown type, hence the only one that uses ``Any``.
 """
@@ -15,7 +18,9 @@ values of unknown type, hence the only one that uses ``Any``.
 import array
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Set
+import operator
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Set
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,27 +29,13 @@ import torch
 from gpuprefetch.errors import BatchError
 
 __all__ = [
-    "Field",
-    "Path",
     "field_names",
-    "format_path",
     "has_own_to",
-    "iter_leaves",
+    "leaves_of",
     "map_leaves",
+    "path_to",
     "replace_item",
 ]
-
-
-class Field(str):
-    """The name of a field, as a step of a path: written ``.x``, not ``['x']``."""
-
-    __slots__ = ()
-
-
-# From a container to a child: an index, a key, or a field. Put into words only for
-# messages, since every walk of every batch builds paths.
-Step = Any
-Path = tuple[Step, ...]
 
 # Deeper nesting than this is taken for a structure that contains itself.
 _MAX_NESTING = 200
@@ -59,13 +50,6 @@ _PLAIN_LEAVES = frozenset(
 
 # Containers that need no question about their own methods or fields.
 _PLAIN_CONTAINERS = frozenset({tuple, list, dict})
-
-
-def format_path(path: Path) -> str:
-    """Write a leaf's place as the user would index it: ``batch['target'][1]``."""
-    return "batch" + "".join(
-        f".{step}" if isinstance(step, Field) else f"[{step!r}]" for step in path
-    )
 
 
 def has_own_to(value: Any) -> bool:
@@ -92,29 +76,42 @@ def field_names(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *getattr(value, "__dict__", {})]))
 
 
-def iter_leaves(batch: Any) -> Iterator[tuple[Any, Path]]:
-    """Yield each leaf with its path, in the order in which :func:`map_leaves` goes.
+# Walks #
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """List the leaves, in the order in which :func:`map_leaves` visits them.
 
     Raises:
         BatchError: The structure contains itself.
     """
-    leaves: list[tuple[Any, Path]] = []
-
-    def note(leaf: Any, path: Path) -> Any:
-        leaves.append((leaf, path))
-        return leaf
-
-    map_leaves(batch, note)
-    return iter(leaves)
+    leaves: list[Any] = []
+    _collect(batch, leaves, 0)
+    return leaves
 
 
-def map_leaves(batch: Any, change: Callable[[Any, Path], Any], path: Path = ()) -> Any:
-    """Rebuild a batch with ``change(leaf, path)`` in the place of every leaf.
+def _collect(batch: Any, leaves: list[Any], level: int) -> None:
+    kind = type(batch)
+    if kind in _PLAIN_LEAVES:
+        leaves.append(batch)
+    elif kind is tuple or kind is list:
+        _check_nesting(level)
+        for child in batch:
+            _collect(child, leaves, level + 1)
+    elif (children := _children(batch)) is None:
+        leaves.append(batch)
+    else:
+        _check_nesting(level)
+        for _, _, child in children:
+            _collect(child, leaves, level + 1)
+
+
+def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Rebuild a batch with ``change(leaf)`` in the place of every leaf.
 
     Args:
         batch: Any structure; it is not written to.
-        change: Gets each leaf and its path; returns the leaf itself to keep it.
-        path: Where ``batch`` stands in a larger structure.
+        change: Gets each leaf; returns the leaf itself to keep it.
 
     Returns:
         The same structure and the same types at every level. Containers without a
@@ -123,27 +120,64 @@ def map_leaves(batch: Any, change: Callable[[Any, Path], Any], path: Path = ()) 
     Raises:
         BatchError: A container cannot be rebuilt, or the structure contains itself.
     """
+    try:
+        return _map(batch, change, 0)
+    except _CannotRebuildError as error:
+        kind = type(error.container).__qualname__
+        raise BatchError(
+            f"{path_to(batch, error.container)} is a {kind} that cannot be rebuilt "
+            f"with its tensors moved ({error}). Accepted are types that copy.copy() "
+            "copies and whose items can be assigned, named tuples, and objects with a "
+            "to(device) method; give the type such a method, or return a dict."
+        ) from error.__cause__
+
+
+def _map(batch: Any, change: Callable[[Any], Any], level: int) -> Any:
     kind = type(batch)
     if kind in _PLAIN_LEAVES:
-        return change(batch, path)
-    if len(path) > _MAX_NESTING:
-        raise BatchError(
-            f"{format_path(path[:4])}... is nested deeper than {_MAX_NESTING} levels. "
-            "A batch may not contain itself."
-        )
-    if kind not in _PLAIN_CONTAINERS and (
-        isinstance(batch, torch.Tensor) or has_own_to(batch)
-    ):
-        return change(batch, path)
+        return change(batch)
+    _check_nesting(level)
+    if kind is tuple or kind is list:
+        new = [_map(child, change, level + 1) for child in batch]
+        is_same = all(map(operator.is_, new, batch))
+        return batch if is_same else (tuple(new) if kind is tuple else new)
     children = _children(batch)
     if children is None:
-        return change(batch, path)
+        return change(batch)
     changed: dict[Any, Any] = {}
-    for key, step, child in children:
-        new = map_leaves(child, change, (*path, step))
-        if new is not child:
-            changed[key] = new
-    return _rebuild(batch, changed, path) if changed else batch
+    for key, _, child in children:
+        new_child = _map(child, change, level + 1)
+        if new_child is not child:
+            changed[key] = new_child
+    return _rebuild(batch, changed) if changed else batch
+
+
+def _check_nesting(level: int) -> None:
+    if level > _MAX_NESTING:
+        raise BatchError(
+            f"the batch is nested deeper than {_MAX_NESTING} levels. A batch may not "
+            "contain itself."
+        )
+
+
+def path_to(batch: Any, part: Any) -> str:
+    """Write a part's place as the user would index it: ``batch['target'][1]``.
+
+    Args:
+        batch: Where to look.
+        part: The very leaf or container; the first place found counts.
+    """
+    return f"batch{_find(batch, part, 0) or ''}"
+
+
+def _find(batch: Any, part: Any, level: int) -> str | None:
+    if batch is part:
+        return ""
+    for _, step, child in () if level > _MAX_NESTING else _children(batch) or ():
+        below = _find(child, part, level + 1)
+        if below is not None:
+            return step() + below
+    return None
 
 
 def replace_item(container: Any, item: Any, value: Any) -> Any:
@@ -154,42 +188,64 @@ def replace_item(container: Any, item: Any, value: Any) -> Any:
             if isinstance(item, str)
             else range(len(container))[item]
         )
-    return _rebuild(container, {item: value}, ())
+    return _rebuild(container, {item: value})
 
 
 # Containers #
 
 
-def _children(container: Any) -> Iterable[tuple[Any, Step, Any]] | None:
-    """List ``(key, step, child)`` of a container; ``None`` says it is a leaf."""
-    kind = type(container)
-    if kind is tuple or kind is list:
-        return [(place, place, child) for place, child in enumerate(container)]
-    if isinstance(container, Mapping):
-        return [(key, key, child) for key, child in container.items()]
-    if isinstance(container, tuple) and getattr(container, "_fields", None):
-        named = zip(container._fields, container, strict=False)  # type: ignore[attr-defined]
-        return [
-            (place, Field(name), child) for place, (name, child) in enumerate(named)
-        ]
-    if isinstance(container, (tuple, MutableSequence)):
-        if isinstance(container, _NUMBER_SEQUENCES):
-            return None
-        return [(place, place, child) for place, child in enumerate(container)]
-    names = field_names(container)
-    if names:
-        return [(name, Field(name), getattr(container, name)) for name in names]
-    if isinstance(container, Set) and any(
-        isinstance(member, torch.Tensor) for member in container
+# Key of a child in its container, how to write the step to it, and the child.
+_Child = tuple[Any, Callable[[], str], Any]
+
+
+class _CannotRebuildError(Exception):
+    """A container refused to be copied; becomes a BatchError with its path."""
+
+    def __init__(self, container: Any, why: str) -> None:
+        super().__init__(why)
+        self.container = container
+
+
+def _children(value: Any) -> Iterable[_Child] | None:
+    """List the children of a container; ``None`` says that the value is a leaf."""
+    kind = type(value)
+    if kind in _PLAIN_LEAVES:
+        return None
+    if kind not in _PLAIN_CONTAINERS and (
+        isinstance(value, torch.Tensor) or has_own_to(value)
     ):
-        raise BatchError(
-            f"a {type(container).__name__} in the batch holds tensors. Sets compare "
-            "tensors by identity and cannot be rebuilt; use a list or a tuple."
-        )
+        return None
+    if isinstance(value, Mapping):
+        return [(key, partial("[{!r}]".format, key), value[key]) for key in value]
+    if isinstance(value, tuple) and getattr(value, "_fields", None):
+        names = enumerate(value._fields)  # type: ignore[attr-defined]
+        return [(i, partial(".{}".format, name), value[i]) for i, name in names]
+    if isinstance(value, _NUMBER_SEQUENCES):
+        return None
+    if isinstance(value, (tuple, MutableSequence)):
+        places = enumerate(value)
+        return [(i, partial("[{}]".format, i), child) for i, child in places]
+    if isinstance(value, Set):
+        _refuse_tensors(value)
+        return None
+    names_of = field_names(value)
+    if names_of:
+        return [
+            (name, partial(".{}".format, name), getattr(value, name))
+            for name in names_of
+        ]
     return None
 
 
-def _rebuild(container: Any, changed: dict[Any, Any], path: Path) -> Any:
+def _refuse_tensors(members: Set[Any]) -> None:
+    if any(isinstance(member, torch.Tensor) for member in members):
+        raise BatchError(
+            f"a {type(members).__name__} in the batch holds tensors. Sets compare "
+            "tensors by identity and cannot be rebuilt; use a list or a tuple."
+        )
+
+
+def _rebuild(container: Any, changed: dict[Any, Any]) -> Any:
     """Copy a container with some children replaced, keeping its exact type."""
     try:
         if isinstance(container, tuple):
@@ -203,12 +259,10 @@ def _rebuild(container: Any, changed: dict[Any, Any], path: Path) -> Any:
         else:
             for name, child in changed.items():
                 _set_field(copied, name, child)
-    except BatchError:
-        raise
     except Exception as error:
-        raise _cannot_rebuild(container, path, str(error)) from error
+        raise _CannotRebuildError(container, str(error)) from error
     if type(copied) is not type(container) or copied is container:
-        raise _cannot_rebuild(container, path, "copy.copy() gave no copy of its type")
+        raise _CannotRebuildError(container, "copy.copy() gave no copy of its type")
     return copied
 
 
@@ -231,12 +285,3 @@ def _rebuild_tuple(container: tuple[Any, ...], changed: dict[int, Any]) -> Any:
     if hasattr(container, "__dict__"):
         rebuilt.__dict__.update(vars(container))
     return rebuilt
-
-
-def _cannot_rebuild(container: Any, path: Path, why: str) -> BatchError:
-    return BatchError(
-        f"{format_path(path)} is a {type(container).__qualname__} that cannot be "
-        f"rebuilt with its tensors moved ({why}). Accepted are types that copy.copy() "
-        "copies and whose items can be assigned, named tuples, and objects with a "
-        "to(device) method; give the type such a method, or return a dict."
-    )

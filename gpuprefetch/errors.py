@@ -73,3 +73,19 @@ class DependencyError(GpuPrefetchError, ImportError):
 
 class BatchWarning(UserWarning):
     """Something in a batch was left where it was; the message names it by its path."""
+
+
+def as_batch_error(error: Exception, origin: str) -> Exception:
+    """Make an error fit to be raised by ``next``.
+
+    A ``StopIteration`` from the user's code would end the loop as if all batches had
+    been served; as in a generator, it becomes a ``RuntimeError``. Any other error stays
+    what it is.
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    replacement = RuntimeError(
+        f"{origin} raised StopIteration in the middle of a batch"
+    )
+    replacement.__cause__ = error
+    return replacement

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gpuprefetch.errors import as_batch_error
 from gpuprefetch.staging import Slot, SlotRing
 from gpuprefetch.streams import is_asynchronous
 
@@ -37,6 +38,9 @@ _logger = logging.getLogger(__name__)
 # How long closing waits for a thread that is inside the source's own code. The thread
 # cannot be interrupted there; it ends by itself at the source's next batch or error.
 _JOIN_TIMEOUT_S = 2.0
+
+# What `next` gives at the end of the source; never leaves this file.
+_END = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,13 @@ class Puller:
         if self._iterator is None:
             return Entry()
         try:
-            batch = next(self._iterator)
+            batch = next(self._iterator, _END)
+            # Read before the batch is prepared, which may have to wait.
             state = None if self._read_state is None else self._read_state()
-            return Entry(self._prepare(batch), state)
-        except StopIteration:
-            state = None if self._read_state is None else self._read_state()
-            return Entry(source_state=state)
+            prepared = None if batch is _END else self._prepare(batch)
         except Exception as error:
-            return Entry(error=error)
+            return Entry(error=as_batch_error(error, "the source"))
+        return Entry(prepared, state)
 
     def drop_iterator(self) -> None:
         """Let go of the source's iterator, which ends its workers.

@@ -131,7 +131,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         generator_before = torch.default_generator.get_state()
         iterator = start_source(self.source, progress)
         step = self._device_step(device, progress, generator_before)
-        progress.generator_state = generator_before
+        if progress.generator_state is None:
+            progress.generator_state = generator_before
         self._progress, self._counters = progress, Counters()
         epoch: Epoch[Batch] = open_pass(
             self.source,
@@ -174,7 +175,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         self, device: torch.device, progress: Progress, generator_before: torch.Tensor
     ) -> DeviceStep | None:
         settings = self._settings
-        function = settings.transform or settings.batch_transform
+        function = settings.function
         if function is None:
             return None
         if settings.seed is not None:
@@ -185,7 +186,9 @@ class StreamPrefetchLoader(Generic[Batch]):
             seeds = BatchSeeds.for_epoch(progress.base_seed, None)
         return DeviceStep(
             adapt_transform(function),
-            selection=Selection(settings.inputs) if settings.transform else None,
+            selection=(
+                None if settings.transform is None else Selection(settings.inputs)
+            ),
             seeds=seeds,
             device=device,
         )
@@ -236,9 +239,7 @@ class StreamPrefetchLoader(Generic[Batch]):
             self._counters,
             epoch=self._progress.epoch,
             pinned_bytes=self._resources.pinned_bytes,
-            transform=describe_transform(
-                settings.transform or settings.batch_transform
-            ),
+            transform=describe_transform(settings.function),
         )
 
     def report(self) -> str:
@@ -291,14 +292,15 @@ class StreamPrefetchLoader(Generic[Batch]):
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN_ATTRIBUTES or hasattr(type(self), name):
+        is_special = name.startswith("__") and name.endswith("__")
+        if is_special or name in _OWN_ATTRIBUTES or hasattr(type(self), name):
             object.__setattr__(self, name, value)
         else:
             setattr(self.source, name, value)
 
     def __repr__(self) -> str:
         settings = self._settings
-        name = describe_transform(settings.transform or settings.batch_transform)
+        name = describe_transform(settings.function)
         return (
             f"{type(self).__name__}({type(self.source).__name__}, transform={name}, "
             f"device={settings.device}, depth={settings.depth})"

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from gpuprefetch.batch import Path, format_path, has_own_to, iter_leaves
+from gpuprefetch.batch import has_own_to, leaves_of, path_to
 from gpuprefetch.errors import BatchWarning, TransformError
 
 __all__ = ["check_on_device", "is_plain_dense", "move_leaf", "wrap_like"]
@@ -27,13 +27,13 @@ _warned: set[type] = set()
 
 
 def move_leaf(
-    leaf: Any, path: Path, *, device: torch.device, non_blocking: bool
+    leaf: Any, *, batch: Any, device: torch.device, non_blocking: bool
 ) -> Any:
     """Move one leaf, or return it as it is when there is nothing to move.
 
     Args:
         leaf: Anything found in a batch.
-        path: Where it stands, for messages.
+        batch: Where it was found, for messages.
         device: With an index, as tensors report it.
         non_blocking: Let copies from pinned memory run on after the call.
     """
@@ -45,7 +45,8 @@ def move_leaf(
         if non_blocking and _accepts_non_blocking(leaf):
             return leaf.to(device, non_blocking=True)
         return leaf.to(device)
-    _warn_of_hidden_tensors(leaf, path)
+    if type(leaf) not in _warned and hasattr(leaf, "__dict__"):
+        _warn_of_hidden_tensors(leaf, batch)
     return leaf
 
 
@@ -63,16 +64,15 @@ def _accepts_non_blocking(leaf: Any) -> bool:
     return _takes_non_blocking[kind]
 
 
-def _warn_of_hidden_tensors(leaf: Any, path: Path) -> None:
-    attributes = getattr(leaf, "__dict__", None)
+def _warn_of_hidden_tensors(leaf: Any, batch: Any) -> None:
     kind = type(leaf)
-    if not attributes or isinstance(leaf, type) or kind in _warned:
+    if isinstance(leaf, type):
         return
-    for name, value in attributes.items():
+    for name, value in vars(leaf).items():
         if isinstance(value, torch.Tensor):
             _warned.add(kind)
             warnings.warn(
-                f"{format_path(path)} is a {kind.__qualname__} whose tensor "
+                f"{path_to(batch, leaf)} is a {kind.__qualname__} whose tensor "
                 f"{name!r} stays on {value.device}: the class has no to(device) "
                 "method. Give it one, or make it a dataclass, and it will be moved. "
                 "warnings.filterwarnings('ignore', category=BatchWarning) silences "
@@ -119,10 +119,10 @@ def check_on_device(batch: Any, device: torch.device) -> None:
     Raises:
         TransformError: Names the first tensor that lies elsewhere, by its path.
     """
-    for leaf, path in iter_leaves(batch):
+    for leaf in leaves_of(batch):
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             raise TransformError(
-                f"after the transform, {format_path(path)} is on {leaf.device}, not on "
-                f"{device}. A transform gets its inputs on {device} and must return "
+                f"after the transform, {path_to(batch, leaf)} is on {leaf.device}, not "
+                f"on {device}. A transform gets its inputs on {device} and must return "
                 "its results there; return tensor.to(inputs.device) instead."
             )

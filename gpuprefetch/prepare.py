@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.batch import Path, iter_leaves, map_leaves
+from gpuprefetch.batch import leaves_of, map_leaves
 from gpuprefetch.feeder import Prepared
 from gpuprefetch.move import is_plain_dense
 from gpuprefetch.scope import transform_modes
@@ -27,7 +27,7 @@ def prepare_as_is(batch: Any) -> Prepared:
 def prepare_by_cloning(batch: Any) -> Prepared:
     """Copy every tensor, so that the source may write into its own again."""
 
-    def clone(leaf: Any, path: Path) -> Any:
+    def clone(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
     with torch.no_grad():
@@ -51,7 +51,7 @@ class StagingPreparer:
 
     def __call__(self, batch: Any) -> Prepared:
         """Prepare one batch; waits while no slot is free."""
-        leaves_host = [leaf for leaf, _ in iter_leaves(batch) if self._needs_slot(leaf)]
+        leaves_host = [leaf for leaf in leaves_of(batch) if self._needs_slot(leaf)]
         if not leaves_host:
             return Prepared(batch)
         slot = self._ring.acquire()
@@ -62,13 +62,18 @@ class StagingPreparer:
             staged = iter(fill_slot(slot, leaves_host, self._allocate))
         wanted = set(map(id, leaves_host))
 
-        def stand_in(leaf: Any, path: Path) -> Any:
+        def stand_in(leaf: Any) -> Any:
             return next(staged) if id(leaf) in wanted else leaf
 
         return Prepared(map_leaves(batch, stand_in), slot)
 
     def _needs_slot(self, leaf: Any) -> bool:
-        return is_plain_dense(leaf) and (self._copy_all or not leaf.is_pinned())
+        if not isinstance(leaf, torch.Tensor):
+            return False
+        # Asked first: true of most leaves that need no slot, and quickly answered.
+        if leaf.is_cpu and not self._copy_all and leaf.is_pinned():
+            return False
+        return is_plain_dense(leaf)
 
     def _allocate(self, num_bytes: int) -> PinnedBuffer:
         return PinnedBuffer(num_bytes, self._device)

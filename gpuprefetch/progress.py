@@ -11,6 +11,7 @@ dropped.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -70,14 +71,13 @@ class Progress:
                 f"StreamPrefetchLoader gives it, got version {version!r} in a "
                 f"{type(state).__name__}."
             )
-        fields = {key: value for key, value in state.items() if key != "version"}
-        try:
-            return Progress(**fields)
-        except TypeError as error:
+        expected = Progress().to_state().keys()
+        if state.keys() != expected:
             raise StateError(
-                f"the state has the entries {sorted(state)}, which do not fit "
-                f"version {_VERSION}: {error}"
-            ) from error
+                f"a state of version {_VERSION} has the entries {sorted(expected)}, got "
+                f"{sorted(state)}. Pass what state_dict() gave, unchanged."
+            )
+        return Progress(**{key: state[key] for key in expected if key != "version"})
 
 
 def start_source(source: Any, progress: Progress) -> Iterator[Any]:
@@ -85,21 +85,23 @@ def start_source(source: Any, progress: Progress) -> Iterator[Any]:
 
     Args:
         source: Keeps no state of its own, or has loaded it already.
-        progress: ``yielded`` batches are skipped if the source did not do that itself.
+        progress: Fresh, or loaded; then ``yielded`` batches are skipped, if the source
+            did not do that itself, and ``generator_state`` decides their order.
 
     Raises:
         StateError: The source ended before the batches that were yielded.
     """
-    if progress.source_state is not None or progress.yielded == 0:
+    if progress.source_state is not None or progress.generator_state is None:
         return cast(Iterator[Any], iter(source))
     generator = torch.default_generator
     current_state = generator.get_state()
-    if progress.generator_state is not None:
-        generator.set_state(progress.generator_state)
+    generator.set_state(progress.generator_state)
     try:
         iterator: Iterator[Any] = iter(source)
-        # Skipped here, before the generator is put back: a sampler may draw its order
-        # at the first pull.
+        # Skipped here, before the generator is put back, and with nothing to skip the
+        # first batch is pulled here: a sampler may draw its order at the first pull.
+        if progress.yielded == 0:
+            return chain(list(islice(iterator, 1)), iterator)
         for skipped in range(progress.yielded):
             try:
                 next(iterator)

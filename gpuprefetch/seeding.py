@@ -95,7 +95,7 @@ def generators_seeded(seed: int, device: torch.device) -> Iterator[None]:
         seed: In [0, 2**63).
         device: Its generator is set too, when it is an accelerator.
     """
-    generators = [torch.default_generator, *_device_generators(device)]
+    generators = _generators(device)
     torch_states = [generator.get_state() for generator in generators]
     python_state = random.getstate()
     try:
@@ -109,10 +109,11 @@ def generators_seeded(seed: int, device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _device_generators(device: torch.device) -> list[torch.Generator]:
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """Give the global generators of the CPU and of the device."""
     if device.type in ("cuda", "xpu"):
         module = torch.get_device_module(device)
-        return [module.default_generators[device.index or 0]]
+        return [torch.default_generator, module.default_generators[device.index or 0]]
     if device.type == "mps":
-        return [torch.mps._get_default_mps_generator()]
-    return []
+        return [torch.default_generator, torch.mps._get_default_mps_generator()]
+    return [torch.default_generator]

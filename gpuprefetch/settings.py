@@ -31,6 +31,11 @@ class Settings:
     seed: int | None
     """Base seed; ``None`` takes one from torch's generator at each pass."""
 
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """What runs on the device: ``transform`` or ``batch_transform``."""
+        return self.batch_transform if self.transform is None else self.transform
+
     def __post_init__(self) -> None:
         self._check_transforms()
         self._check_inputs()
@@ -138,8 +143,13 @@ def resolve_device(device: torch.device | None) -> torch.device:
         assert device is not None
     if device.type in ("cpu", "meta"):
         return torch.device(device.type)
-    module = torch.get_device_module(device)
-    if not module.is_available():
+    try:
+        module = torch.get_device_module(device)
+        is_available = module.is_available()
+    except RuntimeError:
+        # torch knows the name, but nothing that implements it is installed.
+        is_available = False
+    if not is_available:
         raise SettingError(
             f"device={str(device)!r} is not available here (torch {torch.__version__} "
             f"sees no {device.type} device). Pass device='cpu', or None for whatever "

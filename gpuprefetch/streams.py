@@ -126,6 +126,10 @@ class SideStream:
         """
         self._stream.wait_stream(stream)
 
+    def wait_for_outer(self) -> None:
+        """Inside the block: wait for the stream that was current outside it."""
+        self._stream.wait_stream(self._outer_stream)
+
     def record_use(self, leaf: object) -> None:
         """Keep a leaf made on another stream alive until this stream has read it."""
         record_use(leaf, self._stream)
@@ -158,7 +162,8 @@ def record_use(leaf: object, stream: Stream) -> None:
         stream: The reading stream.
     """
     if isinstance(leaf, torch.Tensor):
-        for part in _storage_tensors(leaf):
+        parts = (leaf,) if leaf.layout is torch.strided else _storage_tensors(leaf)
+        for part in parts:
             if is_asynchronous(part.device):
                 part.record_stream(stream)  # type: ignore[arg-type]
     else:
@@ -168,10 +173,8 @@ def record_use(leaf: object, stream: Stream) -> None:
 
 
 def _storage_tensors(leaf: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Name the dense tensors that hold a leaf's memory, whatever its layout."""
-    if leaf.layout is torch.strided:
-        yield leaf
-    elif leaf.layout is torch.sparse_coo:
+    """Name the dense tensors that hold the memory of a leaf of another layout."""
+    if leaf.layout is torch.sparse_coo:
         yield leaf._indices()
         yield leaf._values()
     elif leaf.layout in (torch.sparse_csr, torch.sparse_bsr):

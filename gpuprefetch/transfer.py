@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import torch
 
 from gpuprefetch import streams
-from gpuprefetch.batch import Path, has_own_to, iter_leaves, map_leaves
+from gpuprefetch.batch import has_own_to, leaves_of, map_leaves
+from gpuprefetch.errors import as_batch_error
 from gpuprefetch.feeder import Entry, Prepared
 from gpuprefetch.move import move_leaf, wrap_like
 from gpuprefetch.scope import transform_modes
-from gpuprefetch.staging import Slot, SlotRing, StagedLeaf, tensor_in
+from gpuprefetch.staging import SlotRing, StagedLeaf, tensor_in
 from gpuprefetch.streams import Event, SideStream
 from gpuprefetch.transforming import DeviceStep
 
@@ -86,18 +87,23 @@ class InlineTransfer:
         bare_entry = Entry(Prepared(None), entry.source_state)
         try:
             with transform_modes(self._device):
-                batch = map_leaves(entry.prepared.batch_host, self._move)
+                batch = self._move_batch(entry.prepared.batch_host)
                 if self._step is not None:
                     batch = self._step.apply(batch, batch_index)
         except Exception as error:
-            return InFlight(bare_entry, error=error)
+            return InFlight(bare_entry, error=as_batch_error(error, "the transform"))
         return InFlight(bare_entry, batch)
 
-    def _move(self, leaf: Any, path: Path) -> Any:
-        moved = move_leaf(leaf, path, device=self._device, non_blocking=False)
-        if moved is not leaf and isinstance(moved, torch.Tensor):
-            self.copied_bytes += _num_bytes(moved)
-        return moved
+    def _move_batch(self, batch: Any) -> Any:
+        def move(leaf: Any) -> Any:
+            moved = move_leaf(
+                leaf, batch=batch, device=self._device, non_blocking=False
+            )
+            if moved is not leaf and isinstance(moved, torch.Tensor):
+                self.copied_bytes += _num_bytes(moved)
+            return moved
+
+        return map_leaves(batch, move)
 
     def hand_off(self, in_flight: InFlight) -> Any:
         """Return the batch, which is ready."""
@@ -171,20 +177,19 @@ class StreamTransfer:
             return InFlight(entry, error=entry.error)
         bare_entry = Entry(Prepared(None), entry.source_state)
         try:
-            consumer = streams.current_stream(self._side.device)
             with self._side, transform_modes(self._side.device):
-                batch = self._enqueue_copies(entry.prepared, consumer)
+                batch = self._enqueue_copies(entry.prepared)
                 if self._step is None:
                     ready = self._copying[-1].copied
                 else:
                     batch = self._step.apply(batch, batch_index)
                     ready = self._side.record_event()
         except Exception as error:
-            return InFlight(bare_entry, error=error)
+            return InFlight(bare_entry, error=as_batch_error(error, "the transform"))
         return InFlight(bare_entry, batch, ready)
 
-    def _enqueue_copies(self, prepared: Prepared, consumer: streams.Stream) -> Any:
-        copy = _BatchCopy(self._side, prepared.slot, consumer)
+    def _enqueue_copies(self, prepared: Prepared) -> Any:
+        copy = _BatchCopy(self._side, prepared)
         try:
             return map_leaves(prepared.batch_host, copy.enqueue_leaf)
         finally:
@@ -203,7 +208,7 @@ class StreamTransfer:
         """
         if in_flight.ready is not None:
             consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
-            for leaf, _ in iter_leaves(in_flight.batch_device):
+            for leaf in leaves_of(in_flight.batch_device):
                 streams.record_use(leaf, consumer)
         return in_flight.batch_device
 
@@ -247,16 +252,12 @@ class _BatchCopy:
 
     Args:
         side: The side stream.
-        slot: Where staged leaves lie; ``None`` if there are none.
-        consumer: The loop's stream, which made the leaves that are on the device.
+        prepared: The batch, and the slot where its staged leaves lie.
     """
 
-    def __init__(
-        self, side: SideStream, slot: Slot | None, consumer: streams.Stream
-    ) -> None:
+    def __init__(self, side: SideStream, prepared: Prepared) -> None:
         self._side = side
-        self._slot = slot
-        self._consumer = consumer
+        self._prepared = prepared
         self._shared_device: torch.Tensor | None = None
         self._waited_for_consumer = False
         self.num_bytes = 0
@@ -264,12 +265,17 @@ class _BatchCopy:
         self.reads_source = False
         """Whether a copy reads the source's own memory."""
 
-    def enqueue_leaf(self, leaf: Any, path: Path) -> Any:
+    def enqueue_leaf(self, leaf: Any) -> Any:
         """Issue the copy of one leaf; not readable by the loop before the hand-off."""
         if type(leaf) is StagedLeaf:
             self.num_bytes += leaf.num_bytes
             return wrap_like(self._copy_staged(leaf), leaf.like)
-        moved = move_leaf(leaf, path, device=self._side.device, non_blocking=True)
+        moved = move_leaf(
+            leaf,
+            batch=self._prepared.batch_host,
+            device=self._side.device,
+            non_blocking=True,
+        )
         if isinstance(leaf, torch.Tensor):
             if moved is leaf:
                 self._adopt(leaf)
@@ -281,19 +287,21 @@ class _BatchCopy:
         return moved
 
     def _copy_staged(self, leaf: StagedLeaf) -> torch.Tensor:
-        assert self._slot is not None
+        slot = self._prepared.slot
+        assert slot is not None
         if leaf.is_shared:
             if self._shared_device is None:
-                self._shared_device = self._slot.bytes_host[
-                    : self._slot.shared_bytes
-                ].to(self._side.device, non_blocking=True)
+                shared_host = slot.bytes_host[: slot.shared_bytes]
+                self._shared_device = shared_host.to(
+                    self._side.device, non_blocking=True
+                )
             return tensor_in(self._shared_device, leaf, leaf.offset)
-        leaf_host = tensor_in(self._slot.bytes_host, leaf, leaf.offset)
+        leaf_host = tensor_in(slot.bytes_host, leaf, leaf.offset)
         return leaf_host.to(self._side.device, non_blocking=True)
 
     def _adopt(self, leaf: torch.Tensor) -> None:
         """Let the transform read a leaf that was on the device already."""
         if not self._waited_for_consumer:
-            self._side.wait_for(self._consumer)
+            self._side.wait_for_outer()
             self._waited_for_consumer = True
         self._side.record_use(leaf)
