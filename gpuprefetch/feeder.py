@@ -9,9 +9,10 @@ Entries carry the batch, the source's state after it, and the error if there was
 value stands for "the end": ``None`` is a legal batch.
 
 [Note: Credits]
-A thread feeder may have pulled at most ``depth`` batches that were not yielded yet,
-wherever they are: in its hands, in the queue, or in flight on the device. Each pull
-takes a credit, each yielded batch gives one back.
+A thread feeder may have pulled only so many batches that were not yielded yet, wherever
+they are: in its hands, in the queue, or in flight on the device. Each pull takes a
+credit, each yielded batch gives one back. There are ``depth`` of them, and two more for
+a source with worker processes.
 """
 
 import atexit
@@ -167,7 +168,7 @@ class ThreadFeeder:
 
     Args:
         puller: Where entries come from; used by the thread alone while it runs.
-        depth: Credits; see [Note: Credits].
+        credits: See [Note: Credits].
         ring: Slots that the puller waits for, if it stages; closed with this feeder.
         device: Made current in the thread before it allocates pinned memory.
     """
@@ -175,14 +176,19 @@ class ThreadFeeder:
     is_inline = False
 
     def __init__(
-        self, puller: Puller, *, depth: int, ring: SlotRing | None, device: torch.device
+        self,
+        puller: Puller,
+        *,
+        credits: int,
+        ring: SlotRing | None,
+        device: torch.device,
     ) -> None:
         self._puller = puller
         self._ring = ring
         # Written by the thread, read by the loop. Bounded by the credits.
         self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         # Given back by the loop for each batch it got, taken by the thread per pull.
-        self._credits = threading.Semaphore(depth)
+        self._credits = threading.Semaphore(credits)
         # Set once by the loop's thread; read by the feeder's between two pulls.
         self._stop = threading.Event()
         self._owner_pid = os.getpid()

@@ -64,7 +64,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         device: Where batches go. ``None``: the accelerator that is current when a pass
             starts, or the CPU where there is none.
         depth: Most batches pulled from the source, or in flight on the device, and not
-            yet yielded; at least 1. With 1 nothing overlaps.
+            yet yielded; at least 1. With 1 nothing overlaps. From a DataLoader with
+            workers two more are pulled into host memory.
         background: Pull the source in a thread. ``None``: if it is a DataLoader with
             workers.
         seed: Base of the transform's random numbers. An int: every epoch differs, and a

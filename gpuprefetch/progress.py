@@ -74,8 +74,8 @@ class Progress:
         expected = Progress().to_state().keys()
         if state.keys() != expected:
             raise StateError(
-                f"a state of version {_VERSION} has the entries {sorted(expected)}, got "
-                f"{sorted(state)}. Pass what state_dict() gave, unchanged."
+                f"a state of version {_VERSION} has the entries {sorted(expected)}, "
+                f"got {sorted(state)}. Pass what state_dict() gave, unchanged."
             )
         return Progress(**{key: state[key] for key in expected if key != "version"})
 

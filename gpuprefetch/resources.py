@@ -38,7 +38,10 @@ class Resources:
 
     def take_ring(self, num_slots: int) -> SlotRing:
         """Give a ring of free slots for one pass, with old buffers where there are."""
-        ring = self._idle.pop() if self._idle else SlotRing(num_slots)
+        fitting = [ring for ring in self._idle if ring.num_slots == num_slots]
+        ring = fitting[0] if fitting else SlotRing(num_slots)
+        if fitting:
+            self._idle.remove(ring)
         ring.open()
         self._busy.append(ring)
         return ring

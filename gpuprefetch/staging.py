@@ -5,8 +5,8 @@ memory does not. So leaves that arrive pageable are copied into a *slot* first: 
 pinned buffer that holds all such leaves of one batch, each at an aligned offset.
 
 [Note: Slot reuse]
-A loader has ``depth + 1`` slots: one for each batch that may be pulled and not yet
-yielded, and one whose copy to the device may still run. A slot's way:
+A pass has a slot for each batch that may be pulled and not yet yielded, and one more,
+whose copy to the device may still run. A slot's way:
 
     free --acquire (feeder)--> filled --copy enqueued (loop's thread)--> copying
       ^                                                                    |
@@ -103,6 +103,7 @@ class SlotRing:
     """
 
     def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
         self._slots = [Slot() for _ in range(num_slots)]
         # Written by the loop's thread (release), read by the feeder (acquire).
         self._free = deque(self._slots)
