@@ -75,7 +75,10 @@ def open_pass(
         prepare = prepare_by_cloning if is_threaded and may_refill else prepare_as_is
         transfer = InlineTransfer(device, step)
     puller = Puller(
-        iterator, prepare, source.state_dict if traits.keeps_state else None
+        iterator,
+        prepare,
+        source.state_dict if traits.keeps_state else None,
+        ends_workers=traits.has_workers and not traits.shares_iterator,
     )
     feeder: Feeder = InlineFeeder(puller)
     if is_threaded:

@@ -9,6 +9,7 @@
     ├── ImageSizeError     (ValueError)    a crop is larger than the image
     ├── StateError         (ValueError)    a saved state cannot be loaded here
     ├── SupersededError    (RuntimeError)  a newer pass took over the source's iterator
+    ├── ForkedError        (RuntimeError)  a pass went on in a forked child process
     └── DependencyError    (ImportError)   a package is missing or too old
 
 Each derives from the built-in kind as well, so code that catches ``ValueError`` around
@@ -20,6 +21,7 @@ __all__ = [
     "BatchError",
     "BatchWarning",
     "DependencyError",
+    "ForkedError",
     "GpuPrefetchError",
     "ImageSizeError",
     "SelectionError",
@@ -65,6 +67,10 @@ class StateError(GpuPrefetchError, ValueError):
 
 class SupersededError(GpuPrefetchError, RuntimeError):
     """A newer pass over the same source iterator ended this one."""
+
+
+class ForkedError(GpuPrefetchError, RuntimeError):
+    """A pass was continued in a forked child, which has no feeder thread."""
 
 
 class DependencyError(GpuPrefetchError, ImportError):

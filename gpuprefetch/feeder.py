@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gpuprefetch.errors import as_batch_error
+from gpuprefetch.errors import ForkedError, as_batch_error
 from gpuprefetch.staging import Slot, SlotRing
 from gpuprefetch.streams import is_asynchronous
 
@@ -78,6 +78,8 @@ class Puller:
         iterator: The source's iterator.
         prepare: Brings a batch into the host memory from which it will be copied.
         read_state: Gives the source's state, or ``None`` where it keeps none.
+        ends_workers: The iterator is a DataLoader's and has worker processes that are
+            to end with it.
     """
 
     def __init__(
@@ -85,10 +87,13 @@ class Puller:
         iterator: Iterator[Any],
         prepare: Callable[[Any], Prepared],
         read_state: Callable[[], Any] | None,
+        *,
+        ends_workers: bool,
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
         self._prepare = prepare
         self._read_state = read_state
+        self._ends_workers = ends_workers
 
     def pull(self) -> Entry:
         """Get the next entry; never raises what is an ``Exception``."""
@@ -104,11 +109,17 @@ class Puller:
         return Entry(prepared, state)
 
     def drop_iterator(self) -> None:
-        """Let go of the source's iterator, which ends its workers.
+        """Let go of the source's iterator, and end its workers.
 
-        Done by hand: the traceback of an error may keep this object alive.
+        Done by hand: the traceback of an error may keep this object alive, and that of
+        an error from a worker process keeps the iterator itself alive.
         """
-        self._iterator = None
+        iterator, self._iterator = self._iterator, None
+        if self._ends_workers:
+            # What the iterator itself calls when it is collected.
+            end_workers = getattr(iterator, "_shutdown_workers", None)
+            if callable(end_workers):
+                end_workers()
 
 
 class Feeder(Protocol):
@@ -204,7 +215,16 @@ class ThreadFeeder:
         self._thread.start()
 
     def take(self, *, may_wait: bool) -> Entry | None:
-        """Get the next entry in order; wait for it only if ``may_wait``."""
+        """Get the next entry in order; wait for it only if ``may_wait``.
+
+        Raises:
+            ForkedError: This is a child of the process that has the thread.
+        """
+        if may_wait and os.getpid() != self._owner_pid:
+            raise ForkedError(
+                "a pass that was started before a fork cannot go on in the child: its "
+                "feeder thread is the parent's. Call iter(loader) in the child."
+            )
         try:
             return self._entries.get(block=may_wait)
         except queue.Empty:
@@ -258,7 +278,11 @@ def _feed(
         credits_left.acquire()
         if stop.is_set():
             break
-        entry = puller.pull()
+        try:
+            entry = puller.pull()
+        except BaseException as error:
+            # Also SystemExit and the like: the loop waits for an entry.
+            entry = Entry(error=error)
         entries.put(entry)
         if entry.is_last:
             break

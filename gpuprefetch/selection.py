@@ -67,6 +67,8 @@ class Selection:
 
     def _split(self, result: Any) -> tuple[Any, ...]:
         expected = len(self._inputs)  # type: ignore[arg-type]
+        if expected == 1 and not isinstance(result, (tuple, list)):
+            return (result,)
         if not isinstance(result, (tuple, list)) or len(result) != expected:
             came = (
                 f"{len(result)} values"

@@ -18,8 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-import kornia
-import kornia.augmentation
 import torch
 from torch import nn
 
@@ -30,6 +28,14 @@ from gpuprefetch.errors import (
     TransformError,
 )
 from gpuprefetch.seeding import generators_seeded
+
+try:
+    import kornia
+    import kornia.augmentation
+except ModuleNotFoundError as error:
+    raise DependencyError(
+        "Kornia is needed for this and is not installed. Run pip install 'kornia>=0.9'."
+    ) from error
 
 __all__ = ["KorniaTransform", "import_kornia"]
 
