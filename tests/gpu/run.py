@@ -37,6 +37,9 @@ _BENCHMARK_SHARE_S = 240.0  # Kept free for the benchmarks while tests run.
 _FILE_LIMIT_S = 120.0
 _REST_LIMIT_S = 150.0
 
+# Python 3.12 warns when a process with threads forks workers. CUDA has threads.
+_FORK_WARNING = "ignore:This process:DeprecationWarning"
+
 _MOST_ATTEMPTS = 3
 _NOTHING_SELECTED = 5  # Exit status of pytest.
 
@@ -163,6 +166,7 @@ def _run_pytest(run: Run, name: str, limit_s: float, *selection: str) -> None:
         status = run.call(
             *("-m", "pytest", *selection, "-m", "gpu", "-q", "--tb=short"),
             *("--durations=3", "-p", "no:cacheprovider", "-p", "tests.gpu.reporting"),
+            *("-W", _FORK_WARNING),
             *(f"--deselect={test}" for test in begun),
             limit_s=min(limit_s, left_s),
             GPUPREFETCH_TEST_REPORT=str(report),

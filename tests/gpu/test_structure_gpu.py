@@ -11,7 +11,6 @@ import torch
 from torchvision import tv_tensors
 
 from gpuprefetch import StreamPrefetchLoader
-from gpuprefetch.batch import map_leaves
 from tests.batches import containers
 from tests.compare import assert_moved
 from tests.gpu.support import CUDA, HostMemory, pause_device
@@ -130,13 +129,10 @@ def test_each_sparse_layout_equals_its_plain_copy(name: str, background: bool) -
 
 @pytest.mark.parametrize(("memory", "background"), _IN_EVERY_WAY)
 def test_each_container_keeps_its_type(memory: HostMemory, background: bool) -> None:
-    def pin(leaf: object, path: tuple[str, ...]) -> object:
-        return _in_memory(leaf, memory) if isinstance(leaf, torch.Tensor) else leaf
-
     source = []
     for make in containers().values():
-        inner = make(torch.randn(70_000), "text")
-        source.append(map_leaves(make(torch.arange(5), [inner, None]), pin))
+        inner = make(_in_memory(torch.randn(70_000), memory), "text")
+        source.append(make(_in_memory(torch.arange(5), memory), [inner, None]))
     _assert_yields(source, background)
 
 
