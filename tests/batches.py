@@ -308,6 +308,8 @@ def odd_tensors() -> dict[str, Callable[[], Any]]:
         "packed": lambda: pack_sequence([torch.ones(3, 2), torch.zeros(2, 2)]),
         "movable": lambda: Movable(torch.arange(3.0), "kept"),
         "plainly movable": lambda: PlainMovable(torch.arange(3.0), "kept"),
+        "movable mapping": lambda: Encoding(ids=torch.arange(3), none=None),
+        "movable dataclass": lambda: MovingSample(torch.arange(3), [torch.ones(1)]),
     }
 
 

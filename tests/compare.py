@@ -53,7 +53,8 @@ def assert_moved(
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Give a dense tensor's bytes in logical order, on the CPU."""
     plain = tensor.detach().as_subclass(torch.Tensor)
-    plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
+    plain = plain.cpu().resolve_conj().resolve_neg()
+    plain = plain.clone(memory_format=torch.contiguous_format)
     if plain.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
     return plain.reshape(-1).view(torch.uint8)
