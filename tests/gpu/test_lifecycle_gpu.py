@@ -21,7 +21,7 @@ from tests.gpu.support import (
     count_differing,
     pause_device,
 )
-from tests.leaks import child_pids, wait_until_gone
+from tests.leaks import child_pids, leaked, wait_until_gone
 from tests.sources import Images
 
 two_gpus = pytest.mark.skipif(
@@ -67,7 +67,7 @@ def test_early_break_with_persistent_workers_and_pinning_twenty_times() -> None:
 
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_early_break_with_fresh_workers_leaves_nothing(pin_memory: bool) -> None:
-    baseline = allocated_bytes()
+    baseline, running = allocated_bytes(), leaked()
     loader = StreamPrefetchLoader(
         _image_loader(pin_memory=pin_memory), transform=_to_float, device="cuda"
     )
@@ -76,13 +76,13 @@ def test_early_break_with_fresh_workers_leaves_nothing(pin_memory: bool) -> None
             _assert_images(images, labels, 0)
             break
         del images, labels
-        assert wait_until_gone(2.0) == set()
+        assert wait_until_gone(2.0, known=running) == set()
         assert allocated_bytes() == baseline
     loader.close()
 
 
 def test_consumer_error_in_mid_epoch_leaves_nothing() -> None:
-    baseline = allocated_bytes()
+    baseline, running = allocated_bytes(), leaked()
     loader = StreamPrefetchLoader(_image_loader(), device="cuda")
 
     def train() -> None:
@@ -94,7 +94,7 @@ def test_consumer_error_in_mid_epoch_leaves_nothing() -> None:
     with pytest.raises(RuntimeError, match="loss is not finite"):
         train()
     gc.collect()
-    assert wait_until_gone(2.0) == set()
+    assert wait_until_gone(2.0, known=running) == set()
     assert allocated_bytes() == baseline
     loader.close()
 
@@ -247,7 +247,8 @@ _INTERRUPTED = {
 @pytest.mark.parametrize("how", _INTERRUPTED)
 def test_ctrl_c_in_mid_epoch_ends_everything(how: str) -> None:
     with start_script(_TRAINING + _INTERRUPTED[how]) as child:
-        assert child.read_line() == "training"
+        if child.read_line() != "training":
+            raise AssertionError(child.finish(limit_s=10))
         child.signal_all(signal.SIGINT)
         status, out, err = child.finish(limit_s=15)
         assert not child.signal_all(signal.SIGKILL), "a worker outlived the script"
