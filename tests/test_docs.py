@@ -87,6 +87,7 @@ def test_a_python_block_runs(code: str, page: Path) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
 

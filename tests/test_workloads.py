@@ -165,6 +165,7 @@ def test_the_model_takes_images_of_its_size(image_size: int) -> None:
 
 
 def test_training_steps_lower_the_loss_and_keep_no_graph() -> None:
+    torch.set_num_threads(1)
     images, labels = torch.rand(8, 3, SIZE, SIZE), torch.arange(8)
     step = TrainingStep(build_model(SIZE, 8))
     losses = [step(images, labels) for _ in range(20)]

@@ -36,7 +36,7 @@ __all__ = [
     "default_sizes",
 ]
 
-_WARMUP_BATCHES = 10
+_MOST_WARMUP_BATCHES = 10
 _SEED = 0
 
 Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -54,6 +54,16 @@ class DemoSizes:
     """Batches on the clock, in each run."""
     num_workers: int
     """Worker processes of the DataLoader; 0 loads in the training process."""
+
+    @property
+    def num_warmup(self) -> int:
+        """Batches before the clock starts."""
+        return min(_MOST_WARMUP_BATCHES, self.num_batches)
+
+    @property
+    def num_total(self) -> int:
+        """Batches of one run, warm-up included."""
+        return self.num_warmup + self.num_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +104,8 @@ def default_sizes(device: torch.device) -> DemoSizes:
     if device.type in ("cuda", "xpu"):
         return DemoSizes(32, 256, 160, num_workers)
     if num_cores >= 8 or device.type == "mps":
-        return DemoSizes(16, 128, 40, num_workers)
-    return DemoSizes(16, 64, 40, num_workers)
+        return DemoSizes(16, 128, 30, num_workers)
+    return DemoSizes(16, 64, 30, num_workers)
 
 
 def compare(sizes: DemoSizes, device: torch.device) -> Comparison:
@@ -104,6 +114,8 @@ def compare(sizes: DemoSizes, device: torch.device) -> Comparison:
     Raises:
         DependencyError: scikit-image or Kornia is missing.
     """
+    if device.type == "cpu":
+        _leave_cores_to_workers(sizes.num_workers)
     plain, augmenting = _build_sources(sizes, device)
     chain = kornia_chain(sizes.image_size)
 
@@ -128,6 +140,15 @@ def compare(sizes: DemoSizes, device: torch.device) -> Comparison:
         return Comparison(runs, prefetching.report())
 
 
+def _leave_cores_to_workers(num_workers: int) -> None:
+    """Train on the other cores only.
+
+    Threads of one operation wait for each other. On a core that a worker has just taken
+    that wait is long: two threads have been seen to take five times as long as one.
+    """
+    torch.set_num_threads(max(1, count_cores() - num_workers))
+
+
 def _build_sources(
     sizes: DemoSizes, device: torch.device
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -137,7 +158,7 @@ def _build_sources(
         dataset = PhotographDataset(
             sizes.image_size,
             transform=transform,
-            length=sizes.batch_size * (_WARMUP_BATCHES + sizes.num_batches),
+            length=sizes.batch_size * sizes.num_total,
         )
         return DataLoader(
             dataset,
@@ -157,7 +178,7 @@ def _repeat(
     shape = (sizes.batch_size, 3, sizes.image_size, sizes.image_size)
     images = torch.rand(shape, device=device)
     labels = torch.arange(sizes.batch_size, device=device) % len(PHOTOGRAPHS)
-    for _ in range(_WARMUP_BATCHES + sizes.num_batches):
+    for _ in range(sizes.num_total):
         yield images, labels
 
 
@@ -181,22 +202,21 @@ def _time_training(
     step = TrainingStep(model.to(device))
     # Kept on the device: reading a loss in the loop would make the host wait for it.
     losses: list[torch.Tensor] = []
-    num_batches = _WARMUP_BATCHES + sizes.num_batches
     started_s = ended_s = 0.0
-    with progress_bar(label, num_batches, "batches") as bar:
+    with progress_bar(label, sizes.num_total, "batches") as bar:
         for images, labels in pairs():
             losses.append(step(images, labels))
-            if len(losses) == _WARMUP_BATCHES:
+            if len(losses) == sizes.num_warmup:
                 started_s = _time_when_done(device)
-            elif len(losses) == num_batches:
+            elif len(losses) == sizes.num_total:
                 # Here and not after the loop: ending the workers is not training.
                 ended_s = _time_when_done(device)
             bar.update(1)
     return RunResult(
         label=label,
         steps_per_s=sizes.num_batches / (ended_s - started_s),
-        first_loss=_mean(losses[:_WARMUP_BATCHES]),
-        last_loss=_mean(losses[-_WARMUP_BATCHES:]),
+        first_loss=_mean(losses[: sizes.num_warmup]),
+        last_loss=_mean(losses[-sizes.num_warmup :]),
     )
 
 
