@@ -49,8 +49,8 @@ examples:
 
 _NO_OVERLAP = """\
 No overlap is to be expected here: on this device augmentation and training take turns,
-so (c) should be about as fast as (b). Run the same command on a machine with a CUDA GPU
-to see the difference."""
+so (c) should be about as fast as (b), give or take the noise of this machine. Run the
+same command on a machine with a CUDA GPU to see the difference."""
 
 
 def add_to(commands: Any) -> None:
