@@ -1,8 +1,8 @@
-"""How is a batch of any structure walked and rebuilt as the same type?
+"""How is a batch of any structure walked, and its leaves replaced?
 
-A *batch* is a nested structure. Containers are walked: tuples (named ones and torch's
-return types too), lists, deques, mappings, dataclasses and attrs classes. Everything
-else is a *leaf*: a tensor, an object with its own ``to()``, a string, ``None``, ...
+A *batch* is a nested structure. What ``containers`` knows as a container is walked;
+everything else is a *leaf*: a tensor, an object with its own ``to()``, a string,
+``None``, ...
 
 Invariants: a walk visits the leaves of equal structures in equal order; a container
 none of whose leaves changed is returned as it is; a container with a changed leaf is
@@ -11,72 +11,33 @@ copied, never written to, and keeps its type and its other attributes.
 Every batch is walked several times, so a walk keeps no paths: where a message has to
 name a leaf, :func:`path_to` looks for it again.
 
-This file does not know devices, streams or transforms. It is the only one that handles
-values of unknown type, hence the only one that uses ``Any``.
+This file does not know devices, streams or transforms.
 """
 
-import array
-import copy
-import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Set
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from gpuprefetch.containers import (
+    PLAIN_LEAVES,
+    CannotRebuildError,
+    children_of,
+    field_names,
+    rebuild,
+)
 from gpuprefetch.errors import BatchError
 
 __all__ = [
-    "field_names",
-    "has_own_to",
     "leaves_of",
     "map_leaves",
     "path_to",
-    "replace_item",
+    "tensors_within",
 ]
 
 # Deeper nesting than this is taken for a structure that contains itself.
 _MAX_NESTING = 200
-
-# Sequences of plain numbers: never walked, since they cannot hold tensors.
-_NUMBER_SEQUENCES = (bytearray, array.array, memoryview)
-
-# Types met in nearly every batch that are leaves without any further question.
-_PLAIN_LEAVES = frozenset(
-    {torch.Tensor, str, int, float, bool, complex, bytes, type(None)}
-)
-
-# Containers that need no question about their own methods or fields.
-_PLAIN_CONTAINERS = frozenset({tuple, list, dict})
-
-
-def has_own_to(value: Any) -> bool:
-    """Tell whether ``value`` is an object that moves itself: ``value.to(device)``."""
-    return not isinstance(value, type) and callable(getattr(value, "to", None))
-
-
-def field_names(value: Any) -> tuple[str, ...]:
-    """Name the fields of a dataclass or attrs instance, with what was added later.
-
-    Returns:
-        Declared fields that are set, then further attributes in ``__dict__``; empty for
-        every other kind of value.
-    """
-    if isinstance(value, type):
-        return ()
-    if dataclasses.is_dataclass(value):
-        declared = [field.name for field in dataclasses.fields(value)]
-    elif hasattr(type(value), "__attrs_attrs__"):
-        declared = [field.name for field in type(value).__attrs_attrs__]
-    else:
-        return ()
-    names = [name for name in declared if hasattr(value, name)]
-    return tuple(dict.fromkeys([*names, *getattr(value, "__dict__", {})]))
-
-
-# Walks #
 
 
 def leaves_of(batch: Any) -> list[Any]:
@@ -92,13 +53,13 @@ def leaves_of(batch: Any) -> list[Any]:
 
 def _collect(batch: Any, leaves: list[Any], level: int) -> None:
     kind = type(batch)
-    if kind in _PLAIN_LEAVES:
+    if kind in PLAIN_LEAVES:
         leaves.append(batch)
     elif kind is tuple or kind is list:
         _check_nesting(level)
         for child in batch:
             _collect(child, leaves, level + 1)
-    elif (children := _children(batch)) is None:
+    elif (children := children_of(batch)) is None:
         leaves.append(batch)
     else:
         _check_nesting(level)
@@ -122,7 +83,7 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
     """
     try:
         return _map(batch, change, 0)
-    except _CannotRebuildError as error:
+    except CannotRebuildError as error:
         kind = type(error.container).__qualname__
         raise BatchError(
             f"{path_to(batch, error.container)} is a {kind} that cannot be rebuilt "
@@ -134,14 +95,14 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 def _map(batch: Any, change: Callable[[Any], Any], level: int) -> Any:
     kind = type(batch)
-    if kind in _PLAIN_LEAVES:
+    if kind in PLAIN_LEAVES:
         return change(batch)
     _check_nesting(level)
     if kind is tuple or kind is list:
         new = [_map(child, change, level + 1) for child in batch]
         is_same = all(map(operator.is_, new, batch))
         return batch if is_same else (tuple(new) if kind is tuple else new)
-    children = _children(batch)
+    children = children_of(batch)
     if children is None:
         return change(batch)
     changed: dict[Any, Any] = {}
@@ -149,7 +110,7 @@ def _map(batch: Any, change: Callable[[Any], Any], level: int) -> Any:
         new_child = _map(child, change, level + 1)
         if new_child is not child:
             changed[key] = new_child
-    return _rebuild(batch, changed) if changed else batch
+    return rebuild(batch, changed) if changed else batch
 
 
 def _check_nesting(level: int) -> None:
@@ -173,115 +134,30 @@ def path_to(batch: Any, part: Any) -> str:
 def _find(batch: Any, part: Any, level: int) -> str | None:
     if batch is part:
         return ""
-    for _, step, child in () if level > _MAX_NESTING else _children(batch) or ():
+    for _, step, child in () if level > _MAX_NESTING else children_of(batch) or ():
         below = _find(child, part, level + 1)
         if below is not None:
             return step() + below
     return None
 
 
-def replace_item(container: Any, item: Any, value: Any) -> Any:
-    """Return a copy of ``container`` with one index, key or field replaced."""
-    if isinstance(container, tuple):
-        item = (
-            container._fields.index(item)  # type: ignore[attr-defined]
-            if isinstance(item, str)
-            else range(len(container))[item]
-        )
-    return _rebuild(container, {item: value})
-
-
-# Containers #
-
-
-# Key of a child in its container, how to write the step to it, and the child.
-_Child = tuple[Any, Callable[[], str], Any]
-
-
-class _CannotRebuildError(Exception):
-    """A container refused to be copied; becomes a BatchError with its path."""
-
-    def __init__(self, container: Any, why: str) -> None:
-        super().__init__(why)
-        self.container = container
-
-
-def _children(value: Any) -> Iterable[_Child] | None:
-    """List the children of a container; ``None`` says that the value is a leaf."""
-    kind = type(value)
-    if kind in _PLAIN_LEAVES:
-        return None
-    if kind not in _PLAIN_CONTAINERS and (
-        isinstance(value, torch.Tensor) or has_own_to(value)
-    ):
-        return None
-    if isinstance(value, Mapping):
-        return [(key, partial("[{!r}]".format, key), value[key]) for key in value]
-    if isinstance(value, tuple) and getattr(value, "_fields", None):
-        names = enumerate(value._fields)  # type: ignore[attr-defined]
-        return [(i, partial(".{}".format, name), value[i]) for i, name in names]
-    if isinstance(value, _NUMBER_SEQUENCES):
-        return None
-    if isinstance(value, (tuple, MutableSequence)):
-        places = enumerate(value)
-        return [(i, partial("[{}]".format, i), child) for i, child in places]
-    if isinstance(value, Set):
-        _refuse_tensors(value)
-        return None
-    names_of = field_names(value)
-    if names_of:
-        return [
-            (name, partial(".{}".format, name), getattr(value, name))
-            for name in names_of
-        ]
-    return None
-
-
-def _refuse_tensors(members: Set[Any]) -> None:
-    if any(isinstance(member, torch.Tensor) for member in members):
-        raise BatchError(
-            f"a {type(members).__name__} in the batch holds tensors. Sets compare "
-            "tensors by identity and cannot be rebuilt; use a list or a tuple."
-        )
-
-
-def _rebuild(container: Any, changed: dict[Any, Any]) -> Any:
-    """Copy a container with some children replaced, keeping its exact type."""
-    try:
-        if isinstance(container, tuple):
-            return _rebuild_tuple(container, changed)
-        if isinstance(container, MappingProxyType):
-            return MappingProxyType({**container, **changed})
-        copied = copy.copy(container)
-        if isinstance(container, (Mapping, MutableSequence)):
-            for key, child in changed.items():
-                copied[key] = child
-        else:
-            for name, child in changed.items():
-                _set_field(copied, name, child)
-    except Exception as error:
-        raise _CannotRebuildError(container, str(error)) from error
-    if type(copied) is not type(container) or copied is container:
-        raise _CannotRebuildError(container, "copy.copy() gave no copy of its type")
-    return copied
-
-
-def _set_field(container: Any, name: str, value: Any) -> None:
-    try:
-        setattr(container, name, value)
-    except AttributeError:
-        # A frozen dataclass refuses plain assignment, also to this fresh copy.
-        object.__setattr__(container, name, value)
-
-
-def _rebuild_tuple(container: tuple[Any, ...], changed: dict[int, Any]) -> Any:
-    """Rebuild a tuple, a named tuple, a torch return type or a subclass of tuple."""
-    items = [changed.get(place, child) for place, child in enumerate(container)]
-    kind = type(container)
-    if kind is tuple:
-        return tuple(items)
-    make = getattr(kind, "_make", None)
-    rebuilt = make(items) if callable(make) else kind(items)
-    if hasattr(container, "__dict__"):
-        rebuilt.__dict__.update(vars(container))
-    return rebuilt
+def tensors_within(leaf: Any) -> list[torch.Tensor]:
+    """List the tensors that an object with its own ``to`` holds, at any depth."""
+    tensors: list[torch.Tensor] = []
+    seen: set[int] = set()
+    waiting = [leaf]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif type(value) in PLAIN_LEAVES or isinstance(value, type):
+            continue
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, Mapping):
+                waiting += value.values()
+            elif isinstance(value, (tuple, list)):
+                waiting += value
+            names = field_names(value) or getattr(value, "__dict__", ())
+            waiting += [getattr(value, name) for name in names]
+    return tensors

@@ -134,7 +134,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         step = self._device_step(device, progress, generator_before)
         if progress.generator_state is None:
             progress.generator_state = generator_before
-        self._progress, self._counters = progress, Counters()
+        self._progress, self._counters = progress, Counters(progress.epoch)
         epoch: Epoch[Batch] = open_pass(
             self.source,
             iterator,
@@ -238,7 +238,6 @@ class StreamPrefetchLoader(Generic[Batch]):
         settings = self._settings
         return snapshot(
             self._counters,
-            epoch=self._progress.epoch,
             pinned_bytes=self._resources.pinned_bytes,
             transform=describe_transform(settings.function),
         )

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import torch
 
-from gpuprefetch.batch import has_own_to, leaves_of, path_to
+from gpuprefetch.batch import leaves_of, path_to
+from gpuprefetch.containers import has_own_to
 from gpuprefetch.errors import BatchWarning, TransformError
 
 __all__ = ["check_on_device", "is_plain_dense", "move_leaf", "wrap_like"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.batch import field_names, replace_item
+from gpuprefetch.containers import field_names, replace_item
 from gpuprefetch.errors import SelectionError, TransformError
 
 __all__ = ["Selection"]

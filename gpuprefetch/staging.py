@@ -68,6 +68,9 @@ class Slot:
 
     def __init__(self) -> None:
         self.buffer: PinnedBuffer | None = None
+        # Written by the thread that fills, when a larger batch comes; unlocked by the
+        # one that issues copies. The slot is with one of them at a time.
+        self._outgrown: list[PinnedBuffer] = []
         self.shared_bytes = 0
         """The slot's first bytes, which hold the small leaves and go in one copy."""
 
@@ -85,14 +88,24 @@ class Slot:
     def reserve(self, num_bytes: int, allocate: Callable[[int], PinnedBuffer]) -> None:
         """Make room for a batch; nothing reads the slot any more at this time."""
         if self.pinned_bytes < num_bytes:
-            self.release_memory()
+            if self.buffer is not None:
+                self._outgrown.append(self.buffer)
             self.buffer = allocate(num_bytes)
+
+    def lock(self) -> None:
+        """Page-lock the slot before copies; for the thread that issues them."""
+        assert self.buffer is not None
+        self.buffer.lock()
+        while self._outgrown:
+            self._outgrown.pop().release()
 
     def release_memory(self) -> None:
         """Give the pinned memory back; nothing may read it any more."""
-        if self.buffer is not None:
-            self.buffer.release()
-            self.buffer = None
+        for buffer in (*self._outgrown, self.buffer):
+            if buffer is not None:
+                buffer.release()
+        self._outgrown.clear()
+        self.buffer = None
 
 
 class SlotRing:

@@ -13,6 +13,7 @@ __all__ = ["Counters", "LoaderStats"]
 class Counters:
     """Running sums of one pass; written by the loop's thread alone."""
 
+    epoch: int = 0
     yielded: int = 0
     copied_bytes: int = 0
     source_wait_s: float = 0.0
@@ -57,14 +58,12 @@ class LoaderStats:
         )
 
 
-def snapshot(
-    counters: Counters, *, epoch: int, pinned_bytes: int, transform: str
-) -> LoaderStats:
+def snapshot(counters: Counters, *, pinned_bytes: int, transform: str) -> LoaderStats:
     """Freeze the running sums into a record with means per batch, in ms."""
     per_batch = 1e3 / max(counters.yielded, 1)
     overhead_s = counters.next_s - counters.source_wait_s - counters.device_wait_s
     return LoaderStats(
-        epoch=epoch,
+        epoch=counters.epoch,
         batches=counters.yielded,
         copied_bytes=counters.copied_bytes,
         source_wait_ms=counters.source_wait_s * per_batch,

@@ -27,12 +27,16 @@ so the device does not idle.
 """
 
 import collections
+import logging
 import mmap
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import torch
+
+from gpuprefetch.batch import tensors_within
+from gpuprefetch.containers import has_own_to
 
 __all__ = [
     "Event",
@@ -45,6 +49,8 @@ __all__ = [
     "is_asynchronous",
     "record_use",
 ]
+
+_logger = logging.getLogger(__name__)
 
 # Device types on which copies and transforms may run beside the loop. MPS is not among
 # them: its non-blocking copies have been seen to hand over unfinished data.
@@ -157,8 +163,8 @@ def record_use(leaf: object, stream: Stream) -> None:
     """Note that ``stream`` reads ``leaf``; see [Note: Hand-off].
 
     Args:
-        leaf: A tensor of any layout, an object that offers ``record_stream``, or
-            anything else, which is passed over.
+        leaf: A tensor of any layout, an object that moves itself, with or without a
+            ``record_stream`` of its own, or anything else, which is passed over.
         stream: The reading stream.
     """
     if isinstance(leaf, torch.Tensor):
@@ -166,10 +172,13 @@ def record_use(leaf: object, stream: Stream) -> None:
         for part in parts:
             if is_asynchronous(part.device):
                 part.record_stream(stream)  # type: ignore[arg-type]
-    else:
+    elif has_own_to(leaf):
         record = getattr(leaf, "record_stream", None)
         if callable(record):
             record(stream)
+        else:
+            for tensor in tensors_within(leaf):
+                record_use(tensor, stream)
 
 
 def _storage_tensors(leaf: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -225,37 +234,54 @@ def _sleeping_event(device: torch.device) -> Event:
 
 
 class PinnedBuffer:
-    """Page-locked host memory of exactly the size asked for, given back on release.
+    """Host memory of exactly the size asked for, page-locked before its first copy.
 
     torch's own pinned allocator rounds up to a power of two and keeps what it has until
     the process ends. This registers an anonymous mapping instead, where the device
-    library can, and falls back to torch's allocator where it cannot.
+    library can, and takes torch's allocator where it cannot.
+
+    Registering is a call to the device and left to the thread that issues copies
+    (:meth:`lock`): from another one it would spoil a graph capture under way.
 
     Args:
         num_bytes: Size, more than 0.
-        device: Accelerator that will read the buffer; must be current in this thread.
+        device: Accelerator that will read the buffer.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.num_bytes = num_bytes
+        self._device = device
         self._runtime = _registering_runtime(device)
-        pages = mmap.mmap(-1, num_bytes) if self._runtime else None
-        if pages is not None and self._runtime is not None:
-            # Owned by this tensor from here on; unmapped when it and its views go.
-            self.bytes = torch.frombuffer(pages, dtype=torch.uint8)
-            address = self.bytes.data_ptr()
-            if int(self._runtime.cudaHostRegister(address, num_bytes, 0)) == 0:
-                return
+        self._is_locked = self._runtime is None
+        if self._runtime is None:
+            self.bytes = torch.empty(
+                num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
+            )
+        else:
+            # The mapping is this tensor's from here on, and goes with it.
+            self.bytes = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+
+    def lock(self) -> None:
+        """Lock the pages, once; for the thread that issues copies."""
+        if self._is_locked or self._runtime is None:
+            return
+        self._is_locked = True
+        address = self.bytes.data_ptr()
+        if int(self._runtime.cudaHostRegister(address, self.num_bytes, 0)) != 0:
             self._runtime = None
-            _clear_last_error(device)
-        self.bytes = torch.empty(
-            num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
-        )
+            _clear_last_error(self._device)
+            _logger.warning(
+                "cannot lock %d bytes of host memory; copies from them will block",
+                self.num_bytes,
+            )
 
     def release(self) -> None:
-        """Unlock the memory. No copy may be reading it any more; safe to call twice."""
+        """Unlock the pages. No copy may be reading them any more; safe to call twice.
+
+        Also for the thread that issues copies.
+        """
         runtime, self._runtime = self._runtime, None
-        if runtime is not None:
+        if runtime is not None and self._is_locked:
             runtime.cudaHostUnregister(self.bytes.data_ptr())
 
     def __del__(self) -> None:

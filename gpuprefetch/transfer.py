@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from gpuprefetch import streams
-from gpuprefetch.batch import has_own_to, leaves_of, map_leaves
+from gpuprefetch.batch import leaves_of, map_leaves, tensors_within
+from gpuprefetch.containers import has_own_to
 from gpuprefetch.errors import as_batch_error
 from gpuprefetch.feeder import Entry, Prepared
 from gpuprefetch.move import move_leaf, wrap_like
@@ -189,6 +190,8 @@ class StreamTransfer:
         return InFlight(bare_entry, batch, ready)
 
     def _enqueue_copies(self, prepared: Prepared) -> Any:
+        if prepared.slot is not None:
+            prepared.slot.lock()
         copy = _BatchCopy(self._side, prepared)
         try:
             return map_leaves(prepared.batch_host, copy.enqueue_leaf)
@@ -270,19 +273,19 @@ class _BatchCopy:
         if type(leaf) is StagedLeaf:
             self.num_bytes += leaf.num_bytes
             return wrap_like(self._copy_staged(leaf), leaf.like)
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if is_tensor or has_own_to(leaf):
+            self._adopt([leaf] if is_tensor else tensors_within(leaf))
         moved = move_leaf(
             leaf,
             batch=self._prepared.batch_host,
             device=self._side.device,
             non_blocking=True,
         )
-        if isinstance(leaf, torch.Tensor):
-            if moved is leaf:
-                self._adopt(leaf)
-            else:
-                self.reads_source = True
-                self.num_bytes += _num_bytes(moved)
-        elif moved is not leaf or has_own_to(leaf):
+        if is_tensor and moved is not leaf:
+            self.reads_source = True
+            self.num_bytes += _num_bytes(moved)
+        elif not is_tensor and has_own_to(leaf):
             self.reads_source = True
         return moved
 
@@ -299,9 +302,11 @@ class _BatchCopy:
         leaf_host = tensor_in(slot.bytes_host, leaf, leaf.offset)
         return leaf_host.to(self._side.device, non_blocking=True)
 
-    def _adopt(self, leaf: torch.Tensor) -> None:
-        """Let the transform read a leaf that was on the device already."""
-        if not self._waited_for_consumer:
-            self._side.wait_for_outer()
-            self._waited_for_consumer = True
-        self._side.record_use(leaf)
+    def _adopt(self, tensors: list[torch.Tensor]) -> None:
+        """Let the side stream read tensors that are on the device already."""
+        for tensor in tensors:
+            if tensor.device == self._side.device:
+                if not self._waited_for_consumer:
+                    self._side.wait_for_outer()
+                    self._waited_for_consumer = True
+                self._side.record_use(tensor)

@@ -68,6 +68,9 @@ def _restored_state() -> Iterator[None]:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    # Small tensors everywhere: a pool of threads costs more than it saves, and on two
+    # cores it takes them from the workers.
+    torch.set_num_threads(1)
     yield
     random.setstate(before[0])
     np.random.set_state(before[1])

@@ -138,6 +138,9 @@ class _PageableBuffer:
         self.num_bytes = num_bytes
         self.bytes = torch.zeros(num_bytes, dtype=torch.uint8)
 
+    def lock(self) -> None:
+        """There is nothing to lock."""
+
     def release(self) -> None:
         """There is nothing to unlock."""
 

@@ -30,6 +30,7 @@ _LAYERS = [
     ["augment"],
     ["staging", "progress", "selection", "settings", "move", "scope"],
     ["batch", "streams", "seeding", "stats"],
+    ["containers"],
     ["errors"],
 ]
 

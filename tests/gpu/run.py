@@ -12,6 +12,7 @@ taken from GPUPREFETCH_COMMIT, and GPUPREFETCH_DIRTY says whether that is all.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -148,9 +149,17 @@ def _kill_group(group: int) -> None:
 
 def run_tests(run: Run) -> None:
     """Run each file of GPU tests, then the GPU's share of all other tests."""
-    for file in sorted(_HERE.glob("test_*.py")):
-        _run_pytest(run, file.stem, _FILE_LIMIT_S, str(file.relative_to(_ROOT)))
-    _run_pytest(run, "rest", _REST_LIMIT_S, "tests", "--ignore=tests/gpu")
+    structure = _HERE / "test_structure_gpu.py"
+    files = sorted(_HERE.glob("test_*.py"))
+    for file in files:
+        if file != structure:
+            _run_pytest(run, file.stem, _FILE_LIMIT_S, str(file.relative_to(_ROOT)))
+    # Values and types only, nothing that another process on the GPU could disturb.
+    side_by_side = ("-n", "6") if importlib.util.find_spec("xdist") else ()
+    _run_pytest(
+        *(run, "rest", _REST_LIMIT_S, "tests", str(structure), *side_by_side),
+        *(f"--ignore={file.relative_to(_ROOT)}" for file in files if file != structure),
+    )
 
 
 def _run_pytest(run: Run, name: str, limit_s: float, *selection: str) -> None:

@@ -77,7 +77,8 @@ def _in_memory(leaf: torch.Tensor, memory: HostMemory) -> torch.Tensor:
     plain = leaf.as_subclass(torch.Tensor)
     if plain.untyped_storage().nbytes() == 0:
         return leaf
-    pinned_storage = plain.untyped_storage().pin_memory()
+    as_bytes = torch.empty(0, dtype=torch.uint8).set_(plain.untyped_storage())
+    pinned_storage = as_bytes.pin_memory().untyped_storage()
     pinned = torch.empty(0, dtype=plain.dtype).set_(
         pinned_storage, plain.storage_offset(), plain.shape, plain.stride()
     )
