@@ -6,7 +6,6 @@ the loader has it for that batch: a plain function as ``transform`` tells that s
 
 import copy
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import kornia
@@ -60,21 +59,36 @@ def first(batch: Any, transform: Any, **settings: Any) -> Any:
     return next(iter(StreamPrefetchLoader([batch], transform, **settings)))
 
 
-def with_loader_state(call: Callable[[], Any]) -> Any:
-    """Run ``call`` with torch's generator as a loader with seed 5 has it."""
-    states = []
+def as_kornia(module: nn.Module, *inputs: Any, device: torch.device) -> Any:
+    """Call a copy of a module directly, with torch's generators as a loader has them.
+
+    Some members draw on the device, so its generator is set as well.
+    """
+    states: list[torch.Tensor] = []
 
     def spy(x: torch.Tensor) -> torch.Tensor:
-        states.append(torch.get_rng_state())
+        states.extend(generator.get_state() for generator in generators)
         return x
 
-    first(torch.zeros(1), spy)
-    before = torch.get_rng_state()
-    torch.set_rng_state(states[0])
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        generators.append(torch.cuda.default_generators[0])
+    first(torch.zeros(1), spy, device=device)
+    before = [generator.get_state() for generator in generators]
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
     try:
-        return call()
+        return copy.deepcopy(module)(*to_device(inputs, device))
     finally:
-        torch.set_rng_state(before)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def to_device(values: Any, device: torch.device) -> Any:
+    if isinstance(values, torch.Tensor):
+        return values.to(device)
+    return [to_device(value, device) for value in values]
 
 
 # As Kornia itself #
@@ -102,10 +116,8 @@ def test_values_are_those_of_kornia_with_the_same_generator_state(
     device: torch.device, module: nn.Module
 ) -> None:
     (batch,) = images(1, (6, 3, 20, 24))
-    expected = with_loader_state(lambda: copy.deepcopy(module)(batch))
-    torch.testing.assert_close(
-        first(batch, module, device=device).cpu(), expected, atol=1e-4, rtol=1e-4
-    )
+    expected = as_kornia(module, batch, device=device)
+    torch.testing.assert_close(first(batch, module, device=device), expected)
 
 
 def test_image_mask_boxes_and_keypoints_are_those_of_kornia(
@@ -113,11 +125,11 @@ def test_image_mask_boxes_and_keypoints_are_those_of_kornia(
 ) -> None:
     batch = labelled_batch(6)
     module = sequential("input", "mask", "bbox", "keypoints")
-    expected = with_loader_state(lambda: copy.deepcopy(module)(*batch[:4]))
+    expected = as_kornia(module, *batch[:4], device=device)
     out = first((*batch, "rest"), module, inputs=(0, 1, 2, 3), device=device)
     assert out[4:] == (*batch[4:], "rest")
     for came, wanted in zip(out[:4], expected, strict=True):
-        torch.testing.assert_close(came.cpu(), wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(came, wanted)
 
 
 def labelled_batch(size: int) -> tuple[torch.Tensor, ...]:
@@ -163,9 +175,11 @@ def test_a_dict_batch_takes_its_keys_through_inputs(device: torch.device) -> Non
     assert out["name"] == ["a"] * 4
     assert out["img"].shape == (4, 3, 12, 10)
     assert out["seg"].shape == (4, 1, 12, 10)
-    left, right = first((image, mask), sequential("input", "mask"), inputs=(0, 1))
-    torch.testing.assert_close(out["img"].cpu(), left, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(out["seg"].cpu(), right, atol=1e-4, rtol=1e-4)
+    left, right = first(
+        (image, mask), sequential("input", "mask"), inputs=(0, 1), device=device
+    )
+    assert torch.equal(out["img"], left)
+    assert torch.equal(out["seg"], right)
 
 
 # One draw per sample #

@@ -552,8 +552,8 @@ def test_d16_nothing_touches_the_first_gpu(name: str) -> None:
 @gpu
 def test_d16_a_global_cuda_default_device_does_not_disturb() -> None:
     """esa/torchquad#157: loaders stop working under ``set_default_device``."""
+    source = DataLoader(count(4), shuffle=False)
     torch.set_default_device("cuda")
-    source = DataLoader(Numbers(4), shuffle=False)
     assert [int(x) for x in StreamPrefetchLoader(source, device="cuda")] == [0, 1, 2, 3]
 
 
