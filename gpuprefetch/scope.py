@@ -23,7 +23,7 @@ class transform_modes:
         device: Where the block's operations run.
     """
 
-    __slots__ = ("_device_type", "_entered")
+    __slots__ = ("_device_type", "_entered", "_had_grad")
 
     def __init__(self, device: torch.device) -> None:
         self._device_type = device.type
@@ -32,8 +32,9 @@ class transform_modes:
     def __enter__(self) -> None:
         if torch.is_inference_mode_enabled():
             self._enter(torch.inference_mode(False))
-        if torch.is_grad_enabled():
-            self._enter(torch.no_grad())
+        self._had_grad = torch.is_grad_enabled()
+        if self._had_grad:
+            torch.set_grad_enabled(False)
         for device_type in (self._device_type, "cpu"):
             if _is_autocast_on(device_type):
                 self._enter(torch.autocast(device_type, enabled=False))
@@ -43,6 +44,8 @@ class transform_modes:
         self._entered.append(mode)
 
     def __exit__(self, *exception: object) -> None:
+        if self._had_grad:
+            torch.set_grad_enabled(True)
         while self._entered:
             self._entered.pop().__exit__(None, None, None)
 

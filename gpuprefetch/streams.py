@@ -209,27 +209,32 @@ class HostLead:
     def __init__(self, most_steps: int, device: torch.device) -> None:
         self._most_steps = most_steps
         self._device = device
-        # One event a step, oldest first. Recorded on the loop's stream when it asks for
-        # the next batch; only this thread reads and writes the deque.
+        # One event a step, oldest first, recorded on the loop's stream at the hand-off.
+        # Only the loop's thread reads and writes these.
         self._steps: collections.deque[Event] = collections.deque()
+        # Fired, to be recorded again: making an event takes longer.
+        self._spare: list[Event] = []
 
     def wait_in_bounds(self) -> None:
-        """Note the step that ends here; pause while too many are unfinished."""
-        if len(self._steps) > self._most_steps:
-            step_queued = self._steps.popleft()
-            step_queued.synchronize()
-        else:
-            step_queued = _sleeping_event(self._device)
-        # An event that has fired is recorded again: making one takes longer.
-        self._steps.append(current_stream(self._device).record_event(step_queued))
+        """Pause while too many steps are unfinished."""
+        while len(self._steps) > self._most_steps:
+            step_begun = self._steps.popleft()
+            # Asked first: waiting for what has happened costs three times as much.
+            if not step_begun.query():
+                step_begun.synchronize()
+            self._spare.append(step_begun)
+
+    def note_step(self, consumer: Stream) -> None:
+        """Note that the loop's next step is about to be queued on ``consumer``."""
+        event = self._spare.pop() if self._spare else _sleeping_event(self._device)
+        self._steps.append(consumer.record_event(event))
 
 
 def _sleeping_event(device: torch.device) -> Event:
     """Make an event whose ``synchronize`` sleeps, where the device offers that."""
     module = _device_module(device)
-    event: Event = (
-        module.Event(blocking=True) if device.type == "cuda" else (module.Event())
-    )
+    sleeps = {"blocking": True} if device.type == "cuda" else {}
+    event: Event = module.Event(**sleeps)
     return event
 
 

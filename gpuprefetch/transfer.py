@@ -213,6 +213,7 @@ class StreamTransfer:
             consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
             for leaf in leaves_of(in_flight.batch_device):
                 streams.record_use(leaf, consumer)
+            self._host_lead.note_step(consumer)
         return in_flight.batch_device
 
     # Host memory #
@@ -221,7 +222,7 @@ class StreamTransfer:
         """Free the slots that were copied, and keep the host's lead in bounds."""
         self._host_lead.wait_in_bounds()
         while self._copying and self._copying[0].copied.query():
-            self._finish_oldest_copy()
+            self._free(self._copying.popleft())
 
     def before_pull(self, *, may_block: bool) -> None:
         """Make sure that the source, or the feeder, can go on.
@@ -241,8 +242,11 @@ class StreamTransfer:
     def _finish_oldest_copy(self) -> None:
         oldest = self._copying.popleft()
         oldest.copied.synchronize()
-        if oldest.prepared.slot is not None:
-            self._ring.release(oldest.prepared.slot)
+        self._free(oldest)
+
+    def _free(self, copied: _Copying) -> None:
+        if copied.prepared.slot is not None:
+            self._ring.release(copied.prepared.slot)
 
     def close(self) -> None:
         """Wait for the copies under way, which read slots or the source's memory."""
@@ -270,9 +274,15 @@ class _BatchCopy:
 
     def enqueue_leaf(self, leaf: Any) -> Any:
         """Issue the copy of one leaf; not readable by the loop before the hand-off."""
-        if type(leaf) is StagedLeaf:
+        kind = type(leaf)
+        if kind is StagedLeaf:
             self.num_bytes += leaf.num_bytes
             return wrap_like(self._copy_staged(leaf), leaf.like)
+        if kind is torch.Tensor and leaf.is_cpu:
+            # What nearly every leaf is; the rest of this asks more than it copies.
+            self.reads_source = True
+            self.num_bytes += _num_bytes(leaf)
+            return leaf.to(self._side.device, non_blocking=True)
         is_tensor = isinstance(leaf, torch.Tensor)
         if is_tensor or has_own_to(leaf):
             self._adopt([leaf] if is_tensor else tensors_within(leaf))

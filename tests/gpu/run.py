@@ -155,7 +155,8 @@ def run_tests(run: Run) -> None:
         if file != structure:
             _run_pytest(run, file.stem, _FILE_LIMIT_S, str(file.relative_to(_ROOT)))
     # Values and types only, nothing that another process on the GPU could disturb.
-    side_by_side = ("-n", "6") if importlib.util.find_spec("xdist") else ()
+    has_xdist = importlib.util.find_spec("xdist") is not None
+    side_by_side = ("-n", "8", "-p", "no:benchmark") if has_xdist else ()
     _run_pytest(
         *(run, "rest", _REST_LIMIT_S, "tests", str(structure), *side_by_side),
         *(f"--ignore={file.relative_to(_ROOT)}" for file in files if file != structure),

@@ -6,8 +6,6 @@ first address of a block, so a second small leaf in a block would look to it lik
 that is never freed.
 """
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
@@ -53,20 +51,18 @@ def _consume(
             del image, labels
 
 
-def _is_race_found() -> bool:
-    enqueue_wait = streams.enqueue_wait
+def plant_race() -> None:
+    """Hand batches over without the wait; the sanitizer writes what it sees.
+
+    It also raises, but torch 2.11 crashes when tensors are freed on the way up. So what
+    counts is the text on the error stream.
+    """
     streams.enqueue_wait = lambda event, device: torch.cuda.current_stream(device)
-    try:
-        _consume(pin=True, transform=_to_float)
-    except CUDASanitizerErrors:
-        return True
-    finally:
-        streams.enqueue_wait = enqueue_wait
-    return False
+    _consume(pin=True, transform=_to_float)
 
 
 def main() -> None:
-    """Run all cases."""
+    """Run all cases that are right."""
     cases = {
         "pinned": {"pin": True},
         "pageable": {"pin": False},
@@ -84,8 +80,3 @@ def main() -> None:
         else:
             print(f"{name}: clean")
         torch.cuda.synchronize()
-    print("planted: race found" if _is_race_found() else "planted: nothing found")
-    torch.cuda.synchronize()
-    sys.stdout.flush()
-    # The sanitizer of torch 2.11 crashes when the interpreter takes it down.
-    os._exit(0)
