@@ -205,6 +205,37 @@ def test_an_error_in_the_loop_body_ends_everything(background: bool) -> None:
 
 
 @both_feeders
+def test_persistent_workers_serve_the_epoch_after_an_error(background: bool) -> None:
+    source = DataLoader(
+        FailsAt(9, bad=3), batch_size=None, num_workers=1, persistent_workers=True
+    )
+    loader = StreamPrefetchLoader(source, background=background)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert numbers(itertools.islice(iterator, 3)) == [0, 1, 2]
+        with pytest.raises(ValueError, match="bad file 3"):
+            next(iterator)
+
+
+@both_feeders
+def test_the_loop_may_run_in_any_thread(background: bool) -> None:
+    loader = StreamPrefetchLoader(with_workers(5), background=background)
+    epochs: list[list[int]] = []
+    thread = threading.Thread(
+        target=lambda: epochs.extend(numbers(loader) for _ in range(2))
+    )
+    thread.start()
+    thread.join(20)
+    assert epochs == [[0, 1, 2, 3, 4]] * 2
+    iterator = iter(loader)
+    assert int(next(iterator)) == 0
+    thread = threading.Thread(target=lambda: epochs.append(numbers(iterator)))
+    thread.start()
+    thread.join(20)
+    assert epochs[-1] == [1, 2, 3, 4]
+
+
+@both_feeders
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_an_exit_raised_by_the_source_surfaces(
     kind: type[BaseException], background: bool

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -321,6 +322,40 @@ def test_a_source_may_refill_its_buffer(
     )
     seen = [sorted(set(x.tolist())) for x in loader]
     assert seen == [[float(i)] for i in range(8)]
+
+
+def refilled_arrays() -> Iterator[dict[str, Any]]:
+    array = np.zeros(3)
+    for i in range(8):
+        array[:] = i
+        yield {"x": torch.tensor(i), "n": array}
+
+
+@both_feeders
+@all_depths
+def test_a_source_may_refill_its_arrays(depth: int, background: bool) -> None:
+    loader = StreamPrefetchLoader(
+        refilled_arrays(), device="cpu", depth=depth, background=background
+    )
+    for i, batch in enumerate(loader):
+        wait_for(lambda: False, limit_s=0.02)
+        assert batch["n"].tolist() == [i] * 3
+
+
+@both_feeders
+@all_depths
+def test_a_source_may_refill_its_arrays_for_a_device_with_streams(
+    fake_device: FakeDevice, depth: int, background: bool
+) -> None:
+    """Batches are pulled ahead for it, with and without a thread."""
+    loader = StreamPrefetchLoader(
+        refilled_arrays(),
+        device=fake_device.device,
+        depth=depth,
+        background=background,
+    )
+    for i, batch in enumerate(loader):
+        assert batch["n"].tolist() == [i] * 3
 
 
 # Loaders around loaders #

@@ -8,7 +8,8 @@ loader setting goes through it.
 import io
 import itertools
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kornia.augmentation as K
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gpuprefetch import StateError, StreamPrefetchLoader
+from gpuprefetch import StateError, StreamPrefetchLoader, SupersededError
 from tests.sources import Images, Numbers, StatefulSource, count, images
 
 pytestmark = pytest.mark.timeout(60)
@@ -256,6 +257,40 @@ def test_loading_a_state_ends_no_pass_of_another_loader() -> None:
     other.load_state_dict(state)
     assert [int(x) for x in iterator] == [1, 2, 3]
     assert state["yielded"] == 1
+
+
+class PausesAtFour(StatefulSource):
+    """Is busy with item 4 until it is told to go on."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.is_busy, self.go_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.place < self.length:
+            if self.place == 4:
+                self.is_busy.set()
+                self.go_on.wait(20)
+            self.place += 1
+            yield torch.tensor(self.place - 1)
+        self.place = 0
+
+
+def test_loading_a_state_ends_the_pass_that_is_under_way() -> None:
+    """Its thread would go on to advance the source that was just wound back."""
+    source = PausesAtFour(10)
+    loader = StreamPrefetchLoader(source, device="cpu", background=True, depth=3)
+    iterator = iter(loader)
+    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
+    state = loader.state_dict()
+    assert source.is_busy.wait(10)
+    later = threading.Timer(0.2, source.go_on.set)
+    later.start()
+    loader.load_state_dict(state)
+    later.join()
+    assert [int(x) for x in loader] == list(range(2, 10))
+    with pytest.raises(SupersededError):
+        next(iterator)
 
 
 def test_a_state_holds_plain_values_only() -> None:
