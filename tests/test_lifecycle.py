@@ -204,12 +204,11 @@ def test_an_error_in_the_loop_body_ends_everything(background: bool) -> None:
     assert numbers(loader) == list(range(40))
 
 
-@both_feeders
-def test_persistent_workers_serve_the_epoch_after_an_error(background: bool) -> None:
+def test_persistent_workers_serve_the_epoch_after_an_error() -> None:
     source = DataLoader(
         FailsAt(9, bad=3), batch_size=None, num_workers=1, persistent_workers=True
     )
-    loader = StreamPrefetchLoader(source, background=background)
+    loader = StreamPrefetchLoader(source)
     for _ in range(2):
         iterator = iter(loader)
         assert numbers(itertools.islice(iterator, 3)) == [0, 1, 2]

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import tv_tensors
 from tqdm import tqdm
 
-from gpuprefetch import StreamPrefetchLoader, TransformError
+from gpuprefetch import StreamPrefetchLoader, TransformError, streams
 from tests.children import run_script
 from tests.compare import tensor_leaves
 from tests.fake_device import FakeDevice
@@ -128,6 +128,26 @@ def test_d02_the_stream_current_at_each_next_waits_for_its_own_batch(
         waited_for = fake_device.last_wait(stream)
         # Its own batch's event, the (i + 1)-th made: not one of the batches behind it.
         assert waited_for is fake_device.batch_events()[i]
+
+
+@pytest.mark.parametrize("removed", ["record_use", "enqueue_wait"])
+def test_meta_d01_d02_a_removed_hand_off_is_seen(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, removed: str
+) -> None:
+    """The counting above fails when either half of the hand-off is switched off."""
+    if removed == "record_use":
+        monkeypatch.setattr(streams, "record_use", lambda leaf, stream: None)
+    else:
+        monkeypatch.setattr(
+            streams, "enqueue_wait", lambda event, device: fake_device.consumer
+        )
+    list(StreamPrefetchLoader(nested_batches(3), device=fake_device.device))
+    is_recorded = bool(fake_device.recorded_on(fake_device.consumer))
+    is_waited_for = any(
+        event in fake_device.consumer.waited_for for event in fake_device.batch_events()
+    )
+    assert is_recorded is (removed != "record_use")
+    assert is_waited_for is (removed != "enqueue_wait")
 
 
 @gpu
