@@ -24,14 +24,15 @@ settings.load_profile("gpuprefetch")
 
 _CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
-# Tests that end a worker by force give torch's own watchdog, which looks every five
-# seconds, the time to notice; all others get two seconds.
+# What a pass has started must have ended by then.
 _JOIN_LIMIT_S = 2.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Python 3.12 warns at every fork of a process with threads, and torch has some:
+    # each DataLoader with workers would warn.
     config.addinivalue_line(
-        "markers", "join_limit(seconds): time that threads and workers get to end"
+        "filterwarnings", "ignore:.*multi-threaded.*:DeprecationWarning"
     )
 
 
@@ -82,7 +83,7 @@ def _restored_state() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_left() -> Iterator[None]:
     """Fail the test that leaks a feeder thread or a child process."""
     before = leaked()
     yield
@@ -90,8 +91,6 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     # An expected error's traceback keeps the frames of the loop, hence its iterator.
     gc.collect()
-    mark = request.node.get_closest_marker("join_limit")
-    limit_s = mark.args[0] if mark else _JOIN_LIMIT_S
-    left = wait_until_gone(limit_s, known=before)
+    left = wait_until_gone(_JOIN_LIMIT_S, known=before)
     if left:
-        pytest.fail(f"left behind after {limit_s} s: {left}", pytrace=False)
+        pytest.fail(f"left behind after {_JOIN_LIMIT_S} s: {left}", pytrace=False)
