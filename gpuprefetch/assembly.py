@@ -7,7 +7,7 @@ loop?), on the source (may it refill its batches?) and on the settings; the choi
 made here, once, and no part asks again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.feeder import Feeder, InlineFeeder, Prepared, Puller, ThreadFeeder
 from gpuprefetch.prepare import StagingPreparer, prepare_as_is, prepare_by_cloning
-from gpuprefetch.progress import Progress
+from gpuprefetch.progress import Progress, StartedSource
 from gpuprefetch.resources import Resources
 from gpuprefetch.settings import Settings, SourceTraits
 from gpuprefetch.staging import SlotRing
@@ -34,7 +34,7 @@ _EXTRA_FROM_WORKERS = 2
 
 def open_pass(
     source: Any,
-    iterator: Iterator[Any],
+    started: StartedSource,
     *,
     # What was asked for
     settings: Settings,
@@ -62,7 +62,7 @@ def open_pass(
     if is_asynchronous(device):
         ring = resources.take_ring(most_pulled + 1)
         prepare = StagingPreparer(
-            ring, device=device, copy_all=is_threaded and may_refill
+            ring, device=device, may_refill=may_refill, is_threaded=is_threaded
         )
         transfer = StreamTransfer(
             resources.side_stream(device),
@@ -75,14 +75,15 @@ def open_pass(
         prepare = prepare_by_cloning if is_threaded and may_refill else prepare_as_is
         transfer = InlineTransfer(device, step)
     puller = Puller(
-        iterator,
-        prepare,
-        source.state_dict if traits.keeps_state else None,
+        started.iterator,
+        pulled=started.pulled,
+        prepare=prepare,
+        read_state=source.state_dict if traits.keeps_state else None,
         ends_workers=traits.has_workers and not traits.shares_iterator,
     )
     feeder: Feeder = InlineFeeder(puller)
     if is_threaded:
-        feeder = ThreadFeeder(puller, credits=most_pulled, ring=ring, device=device)
+        feeder = ThreadFeeder(puller, num_credits=most_pulled, ring=ring, device=device)
     return Epoch(
         feeder=feeder,
         transfer=transfer,

@@ -76,6 +76,7 @@ class Puller:
 
     Args:
         iterator: The source's iterator.
+        pulled: Batches that were taken from it already, oldest first.
         prepare: Brings a batch into the host memory from which it will be copied.
         read_state: Gives the source's state, or ``None`` where it keeps none.
         ends_workers: The iterator is a DataLoader's and has worker processes that are
@@ -85,12 +86,14 @@ class Puller:
     def __init__(
         self,
         iterator: Iterator[Any],
+        *,
+        pulled: list[Any],
         prepare: Callable[[Any], Prepared],
         read_state: Callable[[], Any] | None,
-        *,
         ends_workers: bool,
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
+        self._pulled = pulled
         self._prepare = prepare
         self._read_state = read_state
         self._ends_workers = ends_workers
@@ -100,7 +103,7 @@ class Puller:
         if self._iterator is None:
             return Entry()
         try:
-            batch = next(self._iterator, _END)
+            batch = self._pulled.pop(0) if self._pulled else next(self._iterator, _END)
             # Read before the batch is prepared, which may have to wait.
             state = None if self._read_state is None else self._read_state()
             prepared = None if batch is _END else self._prepare(batch)
@@ -179,7 +182,7 @@ class ThreadFeeder:
 
     Args:
         puller: Where entries come from; used by the thread alone while it runs.
-        credits: See [Note: Credits].
+        num_credits: See [Note: Credits].
         ring: Slots that the puller waits for, if it stages; closed with this feeder.
         device: Made current in the thread before it allocates pinned memory.
     """
@@ -190,7 +193,7 @@ class ThreadFeeder:
         self,
         puller: Puller,
         *,
-        credits: int,
+        num_credits: int,
         ring: SlotRing | None,
         device: torch.device,
     ) -> None:
@@ -199,7 +202,11 @@ class ThreadFeeder:
         # Written by the thread, read by the loop. Bounded by the credits.
         self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         # Given back by the loop for each batch it got, taken by the thread per pull.
-        self._credits = threading.Semaphore(credits)
+        # A queue, since its `put` may run in the middle of its `get`: the garbage
+        # collector can close a dropped pass in any thread, this one included.
+        self._credits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(num_credits):
+            self._credits.put(None)
         # Set once by the loop's thread; read by the feeder's between two pulls.
         self._stop = threading.Event()
         self._owner_pid = os.getpid()
@@ -232,20 +239,23 @@ class ThreadFeeder:
 
     def note_yielded(self) -> None:
         """Give one credit back."""
-        self._credits.release()
+        self._credits.put(None)
 
     def close(self) -> None:
         """Stop the thread, wait for it, and let go of the source's iterator."""
-        self._stop.set()
-        self._credits.release()
-        if self._ring is not None:
-            self._ring.close()
         if os.getpid() != self._owner_pid:
             # A forked child has this object but not its thread, and the iterator's
             # workers are the parent's.
             return
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_TIMEOUT_S)
+        self._stop.set()
+        self._credits.put(None)
+        if self._ring is not None:
+            self._ring.close()
+        if self._thread is threading.current_thread():
+            # The garbage collector came to a dropped pass in here; the thread lets go
+            # of the iterator by itself.
+            return
+        self._thread.join(_JOIN_TIMEOUT_S)
         if self._thread.is_alive():
             _logger.warning(
                 "the source is still busy with a batch %s s after its pass was closed; "
@@ -267,7 +277,7 @@ class ThreadFeeder:
 def _feed(
     puller: Puller,
     entries: "queue.SimpleQueue[Entry]",
-    credits_left: threading.Semaphore,
+    credits_left: "queue.SimpleQueue[None]",
     stop: threading.Event,
     device: torch.device,
 ) -> None:
@@ -275,7 +285,7 @@ def _feed(
     if is_asynchronous(device):
         torch.get_device_module(device).set_device(device)
     while True:
-        credits_left.acquire()
+        credits_left.get()
         if stop.is_set():
             break
         try:

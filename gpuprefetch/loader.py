@@ -124,20 +124,18 @@ class StreamPrefetchLoader(Generic[Batch]):
         of them; then an unfinished one ends here.
         """
         traits = SourceTraits.of(self.source)
-        if traits.shares_iterator:
-            for unfinished in list(self._passes):
-                unfinished.supersede()
+        self._supersede_passes(traits)
         device = resolve_device(self._settings.device)
         progress = self._next_progress()
         generator_before = torch.default_generator.get_state()
-        iterator = start_source(self.source, progress)
+        started = start_source(self.source, progress)
         step = self._device_step(device, progress, generator_before)
         if progress.generator_state is None:
             progress.generator_state = generator_before
         self._progress, self._counters = progress, Counters(progress.epoch)
         epoch: Epoch[Batch] = open_pass(
             self.source,
-            iterator,
+            started,
             settings=self._settings,
             traits=traits,
             device=device,
@@ -148,6 +146,12 @@ class StreamPrefetchLoader(Generic[Batch]):
         )
         self._passes.add(epoch)
         return epoch
+
+    def _supersede_passes(self, traits: SourceTraits) -> None:
+        """End unfinished passes, where the source's iterator serves one at a time."""
+        if traits.shares_iterator:
+            for unfinished in list(self._passes):
+                unfinished.supersede()
 
     def __len__(self) -> int:
         """Give the number of batches that the source announces.
@@ -227,6 +231,7 @@ class StreamPrefetchLoader(Generic[Batch]):
                 f"state_dict, and {type(self.source).__name__} has "
                 f"{'one' if traits.keeps_state else 'none'}. Use the same kind."
             )
+        self._supersede_passes(traits)
         if progress.source_state is not None:
             stateful: Any = self.source
             stateful.load_state_dict(progress.source_state)

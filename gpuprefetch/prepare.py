@@ -5,6 +5,7 @@ for a device that copies beside the loop have their pageable leaves packed into 
 slot. A batch that a thread pulls ahead is copied whole if its source may refill it.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -25,13 +26,21 @@ def prepare_as_is(batch: Any) -> Prepared:
 
 
 def prepare_by_cloning(batch: Any) -> Prepared:
-    """Copy every tensor, so that the source may write into its own again."""
+    """Copy tensors and arrays, so that the source may write into its own again."""
 
     def clone(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else _copy_array(leaf)
 
     with torch.no_grad():
         return Prepared(map_leaves(batch, clone))
+
+
+def _copy_array(leaf: Any) -> Any:
+    """Copy a NumPy array; return everything else as it is."""
+    # A leaf of that class can exist only if its module has been imported.
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(leaf, numpy.ndarray)
+    return leaf.copy() if is_array else leaf
 
 
 class StagingPreparer:
@@ -40,21 +49,33 @@ class StagingPreparer:
     Args:
         ring: Where free slots come from.
         device: Accelerator that will read them.
-        copy_all: Pack pinned leaves too, since the source may refill its memory while
-            they wait for their copy.
+        may_refill: The source may write into the memory of this batch, once it is asked
+            for the next one.
+        is_threaded: That may happen before the copy of this batch is issued. Then
+            leaves that are pinned are packed too.
     """
 
-    def __init__(self, ring: SlotRing, *, device: torch.device, copy_all: bool) -> None:
+    def __init__(
+        self,
+        ring: SlotRing,
+        *,
+        device: torch.device,
+        may_refill: bool,
+        is_threaded: bool,
+    ) -> None:
         self._ring = ring
         self._device = device
-        self._copy_all = copy_all
+        self._copies_pinned = may_refill and is_threaded
+        self._copies_arrays = may_refill
 
     def __call__(self, batch: Any) -> Prepared:
         """Prepare one batch; waits while no slot is free."""
+        if self._copies_arrays:
+            batch = map_leaves(batch, _copy_array)
         leaves_host = [leaf for leaf in leaves_of(batch) if self._needs_slot(leaf)]
         if not leaves_host:
             return Prepared(batch)
-        slot = self._ring.acquire()
+        slot = self._ring.wait_for_slot()
         if slot is None:
             # The pass was closed while this thread waited; nobody takes this entry.
             return Prepared(None)
@@ -71,7 +92,7 @@ class StagingPreparer:
         if not isinstance(leaf, torch.Tensor):
             return False
         # Asked first: true of most leaves that need no slot, and quickly answered.
-        if leaf.is_cpu and not self._copy_all and leaf.is_pinned():
+        if leaf.is_cpu and not self._copies_pinned and leaf.is_pinned():
             return False
         return is_plain_dense(leaf)
 

@@ -11,14 +11,14 @@ dropped.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any, cast
+from itertools import islice
+from typing import Any
 
 import torch
 
 from gpuprefetch.errors import StateError
 
-__all__ = ["Progress", "start_source"]
+__all__ = ["Progress", "StartedSource", "start_source"]
 
 _VERSION = 1
 
@@ -80,7 +80,17 @@ class Progress:
         return Progress(**{key: state[key] for key in expected if key != "version"})
 
 
-def start_source(source: Any, progress: Progress) -> Iterator[Any]:
+@dataclass(frozen=True, slots=True)
+class StartedSource:
+    """A source at the place where a pass begins."""
+
+    iterator: Iterator[Any]
+    """Gives what comes after ``pulled``."""
+    pulled: list[Any]
+    """Batches taken from it already that belong to the pass: none, or the first."""
+
+
+def start_source(source: Any, progress: Progress) -> StartedSource:
     """Start the source's iterator where ``progress`` says.
 
     Args:
@@ -92,7 +102,7 @@ def start_source(source: Any, progress: Progress) -> Iterator[Any]:
         StateError: The source ended before the batches that were yielded.
     """
     if progress.source_state is not None or progress.generator_state is None:
-        return cast(Iterator[Any], iter(source))
+        return StartedSource(iter(source), [])
     generator = torch.default_generator
     current_state = generator.get_state()
     generator.set_state(progress.generator_state)
@@ -101,7 +111,7 @@ def start_source(source: Any, progress: Progress) -> Iterator[Any]:
         # Skipped here, before the generator is put back, and with nothing to skip the
         # first batch is pulled here: a sampler may draw its order at the first pull.
         if progress.yielded == 0:
-            return chain(list(islice(iterator, 1)), iterator)
+            return StartedSource(iterator, list(islice(iterator, 1)))
         for skipped in range(progress.yielded):
             try:
                 next(iterator)
@@ -112,4 +122,4 @@ def start_source(source: Any, progress: Progress) -> Iterator[Any]:
                 ) from None
     finally:
         generator.set_state(current_state)
-    return iterator
+    return StartedSource(iterator, [])

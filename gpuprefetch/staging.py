@@ -8,7 +8,7 @@ pinned buffer that holds all such leaves of one batch, each at an aligned offset
 A pass has a slot for each batch that may be pulled and not yet yielded, and one more,
 whose copy to the device may still run. A slot's way:
 
-    free --acquire (feeder)--> filled --copy enqueued (loop's thread)--> copying
+    free --taken (feeder)-->   filled --copy enqueued (loop's thread)--> copying
       ^                                                                    |
       +------------- copied event has fired (loop's thread sees it) -------+
 
@@ -23,8 +23,7 @@ of the whole batch of images.
 """
 
 import ctypes
-import threading
-from collections import deque
+import queue
 from collections.abc import Callable
 
 import torch
@@ -118,10 +117,15 @@ class SlotRing:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._slots = [Slot() for _ in range(num_slots)]
-        # Written by the loop's thread (release), read by the feeder (acquire).
-        self._free = deque(self._slots)
-        self._changed = threading.Condition()
-        self._is_closed = False
+        self.open()
+
+    def open(self) -> None:
+        """Make all slots free for a new pass; the last pass has ended."""
+        # Put by the loop's thread, taken by the one that pulls. `None` says that the
+        # ring is closed.
+        self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        for slot in self._slots:
+            self._free.put(slot)
 
     @property
     def pinned_bytes(self) -> int:
@@ -130,32 +134,20 @@ class SlotRing:
 
     @property
     def has_free(self) -> bool:
-        """Tell whether :meth:`acquire` would return at once."""
-        return bool(self._free)
+        """Tell whether :meth:`wait_for_slot` would return at once."""
+        return not self._free.empty()
 
-    def acquire(self) -> Slot | None:
-        """Wait for a free slot and take it; ``None`` once the ring is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._free or self._is_closed)
-            return None if self._is_closed else self._free.popleft()
+    def wait_for_slot(self) -> Slot | None:
+        """Take a free slot, as soon as there is one; ``None`` once closed."""
+        return self._free.get()
 
     def release(self, slot: Slot) -> None:
         """Put a slot back whose copies have all finished."""
-        with self._changed:
-            self._free.append(slot)
-            self._changed.notify()
-
-    def open(self) -> None:
-        """Make all slots free for a new pass; the last pass has ended."""
-        with self._changed:
-            self._free = deque(self._slots)
-            self._is_closed = False
+        self._free.put(slot)
 
     def close(self) -> None:
-        """Wake the feeder and let it take no further slot."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        """Wake the feeder, which is to take no further slot."""
+        self._free.put(None)
 
     def release_memory(self) -> None:
         """Give all pinned memory back; no copy may run and no feeder fill any more."""

@@ -134,9 +134,11 @@ class KorniaTransform:
         )
         result = self._run(floats, seed)
         results = tuple(result) if len(keys) > 1 else (result,)
+        # Kornia takes one image for a batch of one.
+        is_one = results[0].ndim > floats[0].ndim
         restored = tuple(
-            _restore(new, old, is_batch=floats[0].ndim > 3)
-            for new, old in zip(results, floats, strict=True)
+            _restore(new, old, key=key, is_one=is_one)
+            for new, old, key in zip(results, floats, keys, strict=True)
         )
         return restored if len(keys) > 1 else restored[0]
 
@@ -212,7 +214,13 @@ def _default_device_cpu() -> AbstractContextManager[Any]:
 
 
 def _to_float(image: Any) -> Any:
-    if not isinstance(image, torch.Tensor) or image.is_floating_point():
+    if not isinstance(image, torch.Tensor):
+        raise BatchError(
+            f"an image for a Kornia augmentation is a {type(image).__name__}. Accepted "
+            "are tensors (B, C, H, W) or (C, H, W); stack lists of images in the "
+            "collate function, or name another part of the batch with inputs=..."
+        )
+    if image.is_floating_point():
         return image
     full_scale = _FULL_SCALE.get(image.dtype)
     if full_scale is None:
@@ -233,13 +241,20 @@ def _with_float_images(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _restore(new: Any, old: Any, *, is_batch: bool) -> Any:
-    """Give a result the rank, and a mask the type, of the input it came from."""
+def _restore(new: Any, old: Any, *, key: str, is_one: bool) -> Any:
+    """Give a result the rank, and a mask the type, of the input it came from.
+
+    Kornia adds a batch dimension in front of one image and what belongs to it, and one
+    for channels to masks without. Labels stay as Kornia gives them: mixing two images
+    gives labels of another rank.
+    """
     if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
         return new
-    while new.ndim > old.ndim:
-        # Kornia adds a batch dimension in front, and to masks one for channels.
-        new = new.squeeze(1 if is_batch else 0)
+    if is_one and new.ndim > old.ndim and new.shape[0] == 1:
+        new = new.squeeze(0)
+    if key == "mask" and new.ndim > old.ndim:
+        channels = 0 if is_one else 1
+        new = new.squeeze(channels) if new.shape[channels] == 1 else new
     return new.to(torch.bool) if old.dtype is torch.bool else new
 
 
