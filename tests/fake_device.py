@@ -19,16 +19,23 @@ __all__ = ["FakeDevice", "FakeEvent", "FakeStream", "fake_device_from"]
 
 
 class FakeEvent:
-    """Has always fired; knows the stream that recorded it."""
+    """Has fired at once, or when it was waited for; knows who recorded it.
 
-    def __init__(self, blocking: bool = False) -> None:
+    Args:
+        has_fired: Whether ``query`` says so before anybody has waited.
+    """
+
+    def __init__(self, has_fired: bool = True) -> None:
         self.recorded_by: FakeStream | None = None
+        self.was_synchronized = False
+        self._has_fired = has_fired
 
     def query(self) -> bool:
-        return True
+        return self._has_fired or self.was_synchronized
 
     def synchronize(self) -> None:
         """Nothing runs, so nothing is to be waited for."""
+        self.was_synchronized = True
 
 
 class FakeStream:
@@ -63,9 +70,13 @@ class FakeDevice:
         self._recorded: list[tuple[int, Any]] = []
         # Ids are told apart only while their tensors live.
         self._alive: list[torch.Tensor] = []
-        self.Event = FakeEvent
+        self.events_have_fired = True
+        """Whether events that are made from now on fire at once."""
 
     # What the loader calls #
+
+    def Event(self, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(self.events_have_fired)
 
     def Stream(self, device: torch.device) -> FakeStream:
         self._side_streams.append(FakeStream())
@@ -110,6 +121,11 @@ class FakeDevice:
         """How many streams the loader has made."""
         return len(self._side_streams)
 
+    @property
+    def side_stream(self) -> FakeStream:
+        """Give the first stream that the loader has made."""
+        return self._side_streams[0]
+
     def recorded_on(self, stream: FakeStream) -> set[int]:
         """Give the ids of the tensors that were recorded on a stream."""
         return {tensor for tensor, on in self._recorded if on is stream}
@@ -124,7 +140,7 @@ class FakeDevice:
 
     def batch_events(self) -> list[FakeEvent]:
         """Give the events of the first side stream: one a batch, with no transform."""
-        return self._side_streams[0].events
+        return self.side_stream.events
 
     def last_wait(self, stream: FakeStream) -> FakeEvent | FakeStream:
         """Give what a stream was last told to wait for."""
