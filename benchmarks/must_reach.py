@@ -31,7 +31,7 @@ import torch
 from benchmarks import pipelines
 from benchmarks.machine import describe_machine
 from benchmarks.pipelines import Pair, Step
-from gpuprefetch import streams, workloads
+from gpuprefetch import host_lead, workloads
 
 _PAUSE_S = 0.003  # Between two batches where the loader's own time is measured.
 
@@ -361,7 +361,7 @@ def measure_host_lead(bench: Bench) -> None:
     """Train with and without the bound on how far the host may be ahead."""
     sizes, device = bench.sizes, bench.device
     pinned = pipelines.InMemory(sizes.batch_size, sizes.image_size, pin=True)
-    unbounded = mock.patch.object(streams.HostLead, "wait_in_bounds")
+    unbounded = mock.patch.object(host_lead.HostLead, "wait_in_bounds")
 
     def start(*, is_bounded: bool) -> Iterator[Pair]:
         with nullcontext() if is_bounded else unbounded:

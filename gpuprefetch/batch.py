@@ -15,26 +15,18 @@ This file does not know devices, streams or transforms.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from gpuprefetch.containers import (
     PLAIN_LEAVES,
     CannotRebuildError,
     children_of,
-    field_names,
     rebuild,
 )
 from gpuprefetch.errors import BatchError
 
-__all__ = [
-    "leaves_of",
-    "map_leaves",
-    "path_to",
-    "tensors_within",
-]
+__all__ = ["leaves_of", "map_leaves", "path_to"]
 
 # Deeper nesting than this is taken for a structure that contains itself.
 _MAX_NESTING = 200
@@ -134,30 +126,10 @@ def path_to(batch: Any, part: Any) -> str:
 def _find(batch: Any, part: Any, level: int) -> str | None:
     if batch is part:
         return ""
-    for _, step, child in () if level > _MAX_NESTING else children_of(batch) or ():
+    if level > _MAX_NESTING:
+        return None
+    for _, step, child in children_of(batch) or ():
         below = _find(child, part, level + 1)
         if below is not None:
             return step() + below
     return None
-
-
-def tensors_within(leaf: Any) -> list[torch.Tensor]:
-    """List the tensors that an object with its own ``to`` holds, at any depth."""
-    tensors: list[torch.Tensor] = []
-    seen: set[int] = set()
-    waiting = [leaf]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif type(value) in PLAIN_LEAVES or isinstance(value, type):
-            continue
-        elif id(value) not in seen:
-            seen.add(id(value))
-            if isinstance(value, Mapping):
-                waiting += value.values()
-            elif isinstance(value, (tuple, list)):
-                waiting += value
-            names = field_names(value) or getattr(value, "__dict__", ())
-            waiting += [getattr(value, name) for name in names]
-    return tensors

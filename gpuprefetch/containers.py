@@ -27,6 +27,7 @@ __all__ = [
     "has_own_to",
     "rebuild",
     "replace_item",
+    "tensors_within",
 ]
 
 # Sequences of plain numbers: never walked, since they cannot hold tensors.
@@ -189,10 +190,34 @@ def _rebuild_tuple(container: tuple[Any, ...], changed: dict[Any, Any]) -> Any:
 def replace_item(container: Any, item: Any, value: Any) -> Any:
     """Return a copy of ``container`` with one index, key or field replaced."""
     if isinstance(container, tuple):
+        names = getattr(container, "_fields", ())
+        if isinstance(item, str) and item not in names:
+            # An attribute that a subclass keeps beside its items.
+            return rebuild(container, {_Attribute(item): value})
         item = (
-            container._fields.index(item)  # type: ignore[attr-defined]
-            if isinstance(item, str)
-            else range(len(container))[item]
+            names.index(item) if isinstance(item, str) else range(len(container))[item]
         )
     is_item = isinstance(container, (tuple, Mapping, MutableSequence))
     return rebuild(container, {item if is_item else _Attribute(item): value})
+
+
+def tensors_within(leaf: Any) -> list[torch.Tensor]:
+    """List the tensors that an object with its own ``to`` holds, at any depth."""
+    tensors: list[torch.Tensor] = []
+    seen: set[int] = set()
+    waiting = [leaf]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif type(value) in PLAIN_LEAVES or isinstance(value, type):
+            continue
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, Mapping):
+                waiting += value.values()
+            elif isinstance(value, (tuple, list)):
+                waiting += value
+            names = field_names(value) or getattr(value, "__dict__", ())
+            waiting += [getattr(value, name) for name in names]
+    return tensors

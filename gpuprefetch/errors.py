@@ -50,7 +50,7 @@ class BatchError(GpuPrefetchError, TypeError):
 
 
 class SelectionError(GpuPrefetchError, LookupError):
-    """``inputs`` names something that the batch does not have, or names nothing."""
+    """``inputs`` names something that the batch does not have, or is needed here."""
 
 
 class TransformError(GpuPrefetchError, ValueError):
@@ -58,7 +58,7 @@ class TransformError(GpuPrefetchError, ValueError):
 
 
 class ImageSizeError(GpuPrefetchError, ValueError):
-    """A random crop is larger than the image it should cut from."""
+    """A crop is larger than the image it should cut from."""
 
 
 class StateError(GpuPrefetchError, ValueError):
@@ -79,19 +79,3 @@ class DependencyError(GpuPrefetchError, ImportError):
 
 class BatchWarning(UserWarning):
     """Something in a batch was left where it was; the message names it by its path."""
-
-
-def as_batch_error(error: Exception, origin: str) -> Exception:
-    """Make an error fit to be raised by ``next``.
-
-    A ``StopIteration`` from the user's code would end the loop as if all batches had
-    been served; as in a generator, it becomes a ``RuntimeError``. Any other error stays
-    what it is.
-    """
-    if not isinstance(error, StopIteration):
-        return error
-    replacement = RuntimeError(
-        f"{origin} raised StopIteration in the middle of a batch"
-    )
-    replacement.__cause__ = error
-    return replacement

@@ -1,12 +1,9 @@
-"""How do batches come out of the source, and in which thread?
+"""In which thread is the source pulled, and how far ahead?
 
-A feeder pulls the source's iterator and prepares each batch in host memory (see
-``staging``); it never issues device work. Two kinds with one face:
+A feeder gets entries from a puller, which prepares each batch in host memory (see
+``prepare``); it never issues device work. Two kinds with one face:
 :class:`InlineFeeder` pulls when asked, in the loop's thread; :class:`ThreadFeeder`
 pulls ahead in a thread.
-
-Entries carry the batch, the source's state after it, and the error if there was one. No
-value stands for "the end": ``None`` is a legal batch.
 
 [Note: Credits]
 A thread feeder may have pulled only so many batches that were not yielded yet, wherever
@@ -22,107 +19,23 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from gpuprefetch.errors import ForkedError, as_batch_error
-from gpuprefetch.staging import Slot, SlotRing
-from gpuprefetch.streams import is_asynchronous
+from gpuprefetch.entry import Entry
+from gpuprefetch.errors import ForkedError
+from gpuprefetch.puller import Puller
+from gpuprefetch.staging import SlotRing
+from gpuprefetch.streams import is_asynchronous, make_current
 
-__all__ = ["Entry", "Feeder", "InlineFeeder", "Prepared", "Puller", "ThreadFeeder"]
+__all__ = ["Feeder", "InlineFeeder", "ThreadFeeder"]
 
 _logger = logging.getLogger(__name__)
 
 # How long closing waits for a thread that is inside the source's own code. The thread
 # cannot be interrupted there; it ends by itself at the source's next batch or error.
 _JOIN_TIMEOUT_S = 2.0
-
-# What `next` gives at the end of the source; never leaves this file.
-_END = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch in host memory, ready for the device."""
-
-    batch_host: Any
-    """The batch; ``StagedLeaf`` stands for each leaf whose bytes lie in ``slot``."""
-    slot: Slot | None = None
-    """Pinned memory in use until its copies have finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One item on its way from the source to the loop."""
-
-    prepared: Prepared | None = None
-    """The batch; ``None`` when there is none because of an error or the end."""
-    source_state: Any = None
-    """What ``source.state_dict()`` gave after this batch, where the source has one."""
-    error: BaseException | None = None
-    """What the source raised, with its traceback; raised again at this batch's turn."""
-
-    @property
-    def is_last(self) -> bool:
-        """Tell whether nothing comes after this entry."""
-        return self.prepared is None
-
-
-class Puller:
-    """Takes one batch after the other from the source and prepares it.
-
-    Args:
-        iterator: The source's iterator.
-        pulled: Batches that were taken from it already, oldest first.
-        prepare: Brings a batch into the host memory from which it will be copied.
-        read_state: Gives the source's state, or ``None`` where it keeps none.
-        ends_workers: The iterator is a DataLoader's and has worker processes that are
-            to end with it.
-    """
-
-    def __init__(
-        self,
-        iterator: Iterator[Any],
-        *,
-        pulled: list[Any],
-        prepare: Callable[[Any], Prepared],
-        read_state: Callable[[], Any] | None,
-        ends_workers: bool,
-    ) -> None:
-        self._iterator: Iterator[Any] | None = iterator
-        self._pulled = pulled
-        self._prepare = prepare
-        self._read_state = read_state
-        self._ends_workers = ends_workers
-
-    def pull(self) -> Entry:
-        """Get the next entry; never raises what is an ``Exception``."""
-        if self._iterator is None:
-            return Entry()
-        try:
-            batch = self._pulled.pop(0) if self._pulled else next(self._iterator, _END)
-            # Read before the batch is prepared, which may have to wait.
-            state = None if self._read_state is None else self._read_state()
-            prepared = None if batch is _END else self._prepare(batch)
-        except Exception as error:
-            return Entry(error=as_batch_error(error, "the source"))
-        return Entry(prepared, state)
-
-    def drop_iterator(self) -> None:
-        """Let go of the source's iterator, and end its workers.
-
-        Done by hand: the traceback of an error may keep this object alive, and that of
-        an error from a worker process keeps the iterator itself alive.
-        """
-        iterator, self._iterator = self._iterator, None
-        if self._ends_workers:
-            # What the iterator itself calls when it is collected.
-            end_workers = getattr(iterator, "_shutdown_workers", None)
-            if callable(end_workers):
-                end_workers()
 
 
 class Feeder(Protocol):
@@ -184,7 +97,8 @@ class ThreadFeeder:
         puller: Where entries come from; used by the thread alone while it runs.
         num_credits: See [Note: Credits].
         ring: Slots that the puller waits for, if it stages; closed with this feeder.
-        device: Made current in the thread before it allocates pinned memory.
+        device: Made current in the thread, for device types whose pinned memory comes
+            from torch's allocator.
     """
 
     is_inline = False
@@ -248,7 +162,7 @@ class ThreadFeeder:
             # workers are the parent's.
             return
         self._stop.set()
-        self._credits.put(None)
+        self._credits.put(None)  # Wakes the thread if it waits for a credit.
         if self._ring is not None:
             self._ring.close()
         if self._thread is threading.current_thread():
@@ -259,7 +173,9 @@ class ThreadFeeder:
         if self._thread.is_alive():
             _logger.warning(
                 "the source is still busy with a batch %s s after its pass was closed; "
-                "thread %s ends when that batch is done",
+                "thread %s ends when that batch is done. Look for a dataset or worker "
+                "that hangs. logging.getLogger('gpuprefetch').setLevel(logging.ERROR) "
+                "silences this.",
                 _JOIN_TIMEOUT_S,
                 self._thread.name,
             )
@@ -276,14 +192,14 @@ class ThreadFeeder:
 
 def _feed(
     puller: Puller,
-    entries: "queue.SimpleQueue[Entry]",
-    credits_left: "queue.SimpleQueue[None]",
+    entries: queue.SimpleQueue[Entry],
+    credits_left: queue.SimpleQueue[None],
     stop: threading.Event,
     device: torch.device,
 ) -> None:
     """Pull until the source ends, fails, or ``stop`` is set; the thread's main."""
     if is_asynchronous(device):
-        torch.get_device_module(device).set_device(device)
+        make_current(device)
     while True:
         credits_left.get()
         if stop.is_set():
@@ -296,13 +212,13 @@ def _feed(
         entries.put(entry)
         if entry.is_last:
             break
-        del entry
+        del entry  # Not kept alive while the next one is pulled.
     if stop.is_set():
         puller.drop_iterator()
 
 
 # Feeders whose thread may run, for the end of the interpreter.
-_live_feeders: "weakref.WeakSet[ThreadFeeder]" = weakref.WeakSet()
+_live_feeders: weakref.WeakSet[ThreadFeeder] = weakref.WeakSet()
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""What does the user configure, and what outlives a pass?
+"""What does a user configure, and what does a loader keep?
 
 :class:`StreamPrefetchLoader` holds the settings, and what is kept from pass to pass:
 the side streams, the pinned slots and the progress. A pass itself is an
@@ -9,27 +9,27 @@ the device, the stream and the rank are looked up when a pass starts.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from gpuprefetch.assembly import open_pass
+from gpuprefetch.assembly import Surroundings, open_pass
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.errors import SettingTypeError, StateError
-from gpuprefetch.progress import Progress, start_source
+from gpuprefetch.progress import Progress
 from gpuprefetch.resources import Resources
 from gpuprefetch.seeding import BatchSeeds, draw_base_seed
 from gpuprefetch.selection import Selection
-from gpuprefetch.settings import (
-    Settings,
-    SourceTraits,
-    parse_device,
-    resolve_device,
-)
+from gpuprefetch.settings import Settings, parse_device, resolve_device
+from gpuprefetch.source import SourceTraits, start_source
 from gpuprefetch.stats import Counters, LoaderStats, snapshot
-from gpuprefetch.transforming import DeviceStep, adapt_transform, describe_transform
+from gpuprefetch.transform import (
+    DeviceTransform,
+    adapt_transform,
+    describe_transform,
+)
 
 __all__ = ["StreamPrefetchLoader"]
 
@@ -64,8 +64,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         device: Where batches go. ``None``: the accelerator that is current when a pass
             starts, or the CPU where there is none.
         depth: Most batches pulled from the source, or in flight on the device, and not
-            yet yielded; at least 1. With 1 nothing overlaps. From a DataLoader with
-            workers two more are pulled into host memory.
+            yet yielded; at least 1. With 1 no copy and no transform overlaps the loop's
+            step. From a DataLoader with workers two more are pulled into host memory.
         background: Pull the source in a thread. ``None``: if it is a DataLoader with
             workers.
         seed: Base of the transform's random numbers. An int: every epoch differs, and a
@@ -83,7 +83,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         transform: Callable[..., Any] | None = None,
         *,
         # What the transform gets
-        inputs: Any = None,
+        inputs: Hashable | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
         # Where and how far ahead
         device: torch.device | str | int | None = None,
@@ -94,8 +94,8 @@ class StreamPrefetchLoader(Generic[Batch]):
     ) -> None:
         if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
             raise SettingTypeError(
-                f"source must be a DataLoader or another iterable of batches, got "
-                f"{type(source).__name__}."
+                "source must be a DataLoader or another iterable of batches, got "
+                f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
             )
         self.source = source
         self._settings = Settings(
@@ -126,23 +126,30 @@ class StreamPrefetchLoader(Generic[Batch]):
         traits = SourceTraits.of(self.source)
         self._supersede_passes(traits)
         device = resolve_device(self._settings.device)
-        progress = self._next_progress()
+        progress = self._progress.next_pass()
+        # Before iter(source), which advances it: the base seed and a later resume need
+        # to know; see [Note: Base seed].
         generator_before = torch.default_generator.get_state()
+        # Workers start here; with a loaded state, under the generator that it holds.
         started = start_source(self.source, progress)
-        step = self._device_step(device, progress, generator_before)
+        # After that, so that the sample order is that of the bare loader.
+        transform = self._device_transform(device, progress, generator_before)
         if progress.generator_state is None:
+            # Kept when loaded: a second save must name the start of the same epoch.
             progress.generator_state = generator_before
         self._progress, self._counters = progress, Counters(progress.epoch)
         epoch: Epoch[Batch] = open_pass(
-            self.source,
             started,
-            settings=self._settings,
-            traits=traits,
-            device=device,
-            step=step,
-            resources=self._resources,
-            progress=progress,
-            counters=self._counters,
+            transform,
+            Surroundings(
+                self.source,
+                self._settings,
+                traits,
+                device,
+                self._resources,
+                progress,
+                self._counters,
+            ),
         )
         self._passes.add(epoch)
         return epoch
@@ -166,37 +173,30 @@ class StreamPrefetchLoader(Generic[Batch]):
                 f"the source ({type(self.source).__name__}) has no length: {error}"
             ) from error
 
-    def _next_progress(self) -> Progress:
-        """Say where the pass that starts now begins."""
-        last = self._progress
-        if self._resources.resume_next:
-            self._resources.resume_next = False
-            return last
-        # A pass that was broken off keeps its number; the next one has its own.
-        was_started = last.generator_state is not None
-        return Progress(epoch=last.epoch + 1 if was_started else last.epoch)
-
-    def _device_step(
+    def _device_transform(
         self, device: torch.device, progress: Progress, generator_before: torch.Tensor
-    ) -> DeviceStep | None:
+    ) -> DeviceTransform | None:
         settings = self._settings
-        function = settings.function
-        if function is None:
+        if settings.function is None:
             return None
-        if settings.seed is not None:
-            seeds = BatchSeeds.for_epoch(settings.seed, progress.epoch)
-        else:
-            if progress.base_seed is None:
-                progress.base_seed = draw_base_seed(generator_before)
-            seeds = BatchSeeds.for_epoch(progress.base_seed, None)
-        return DeviceStep(
-            adapt_transform(function),
+        return DeviceTransform(
+            adapt_transform(settings.function),
             selection=(
                 None if settings.transform is None else Selection(settings.inputs)
             ),
-            seeds=seeds,
+            seeds=self._seeds_for(progress, generator_before),
             device=device,
         )
+
+    def _seeds_for(
+        self, progress: Progress, generator_before: torch.Tensor
+    ) -> BatchSeeds:
+        """Give the seeds of a pass; draws its base seed if it has none."""
+        if self._settings.seed is not None:
+            return BatchSeeds.for_epoch(self._settings.seed, progress.epoch)
+        if progress.base_seed is None:
+            progress.base_seed = draw_base_seed(generator_before)
+        return BatchSeeds.for_epoch(progress.base_seed, None)
 
     # State #
 
@@ -236,15 +236,13 @@ class StreamPrefetchLoader(Generic[Batch]):
             stateful: Any = self.source
             stateful.load_state_dict(progress.source_state)
         self._progress = progress
-        self._resources.resume_next = True
 
     def stats(self) -> LoaderStats:
         """Give the figures of the newest pass; costs no synchronization."""
-        settings = self._settings
         return snapshot(
             self._counters,
             pinned_bytes=self._resources.pinned_bytes,
-            transform=describe_transform(settings.function),
+            transform=describe_transform(self._settings.function),
         )
 
     def report(self) -> str:

@@ -18,7 +18,13 @@ from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.containers import has_own_to
 from gpuprefetch.errors import BatchWarning, TransformError
 
-__all__ = ["check_on_device", "is_plain_dense", "move_leaf", "wrap_like"]
+__all__ = [
+    "check_on_device",
+    "is_plain_dense",
+    "move_leaf",
+    "num_bytes_of",
+    "wrap_like",
+]
 
 # Per class: whether its `to` takes `non_blocking`. Reading a signature takes 20 us.
 _takes_non_blocking: dict[type, bool] = {}
@@ -82,6 +88,12 @@ def _warn_of_hidden_tensors(leaf: Any, batch: Any) -> None:
                 stacklevel=2,
             )
             return
+
+
+def num_bytes_of(leaf: Any) -> int:
+    """Count the bytes of a dense tensor; anything else counts as 0."""
+    is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    return leaf.nbytes if is_dense else 0
 
 
 def is_plain_dense(leaf: Any) -> bool:

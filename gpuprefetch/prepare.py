@@ -2,20 +2,22 @@
 
 Runs where the source is pulled: in the feeder thread, or in the loop's thread. Batches
 for a device that copies beside the loop have their pageable leaves packed into a pinned
-slot. A batch that a thread pulls ahead is copied whole if its source may refill it.
+slot. Where a source may refill a batch before its copy is issued, all its tensors and
+arrays are copied; what moves itself is the user's to copy.
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from gpuprefetch.batch import leaves_of, map_leaves
-from gpuprefetch.feeder import Prepared
+from gpuprefetch.entry import Prepared
 from gpuprefetch.move import is_plain_dense
+from gpuprefetch.pinned import PinnedBuffer
 from gpuprefetch.scope import transform_modes
-from gpuprefetch.staging import SlotRing, fill_slot
-from gpuprefetch.streams import PinnedBuffer
+from gpuprefetch.staging import SlotRing, StagedLeaf, fill_slot
 
 __all__ = ["StagingPreparer", "prepare_as_is", "prepare_by_cloning"]
 
@@ -73,18 +75,26 @@ class StagingPreparer:
         if self._copies_arrays:
             batch = map_leaves(batch, _copy_array)
         leaves_host = [leaf for leaf in leaves_of(batch) if self._needs_slot(leaf)]
-        if not leaves_host:
+        staged: Iterator[StagedLeaf] = iter(())
+        slot = None
+        if leaves_host:
+            slot = self._ring.wait_for_slot()
+            if slot is None:
+                # The pass was closed while this thread waited; nobody takes this.
+                return Prepared(None)
+            with transform_modes(self._device):
+                staged = iter(fill_slot(slot, leaves_host, self._allocate))
+        elif not self._copies_pinned:
             return Prepared(batch)
-        slot = self._ring.wait_for_slot()
-        if slot is None:
-            # The pass was closed while this thread waited; nobody takes this entry.
-            return Prepared(None)
-        with transform_modes(self._device):
-            staged = iter(fill_slot(slot, leaves_host, self._allocate))
         wanted = set(map(id, leaves_host))
 
         def stand_in(leaf: Any) -> Any:
-            return next(staged) if id(leaf) in wanted else leaf
+            if id(leaf) in wanted:
+                return next(staged)
+            if self._copies_pinned and isinstance(leaf, torch.Tensor) and leaf.is_cpu:
+                # Sparse and other layouts, which do not fit into a slot.
+                return leaf.clone()
+            return leaf
 
         return Prepared(map_leaves(batch, stand_in), slot)
 

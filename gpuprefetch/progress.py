@@ -1,4 +1,4 @@
-"""What has been yielded, and how does another loader go on from there?
+"""What has been yielded, and how is it written down?
 
 [Note: Resume counts what was yielded]
 A loader is ahead of its loop, and so is the state of its source. What is saved is the
@@ -9,16 +9,15 @@ moment in which the source starts, and the batches that were yielded are pulled 
 dropped.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from gpuprefetch.errors import StateError
 
-__all__ = ["Progress", "StartedSource", "start_source"]
+__all__ = ["Progress"]
 
 _VERSION = 1
 
@@ -38,8 +37,18 @@ class Progress:
     generator_state: torch.Tensor | None = None
     """torch's CPU generator before ``iter(source)``, (n,) uint8; ``None`` between
     two passes."""
+    is_loaded: bool = False
+    """It came from ``load_state_dict``: the next pass goes on from it."""
 
-    def finish_epoch(self) -> None:
+    def next_pass(self) -> "Progress":
+        """Say where the pass after this one begins."""
+        if self.is_loaded:
+            return replace(self, is_loaded=False)
+        # A pass that was broken off keeps its number; the next one has its own.
+        was_started = self.generator_state is not None
+        return Progress(epoch=self.epoch + 1 if was_started else self.epoch)
+
+    def finish_pass(self) -> None:
         """Note that the pass came to its end; the next one starts afresh."""
         self.epoch += 1
         self.yielded = 0
@@ -69,7 +78,7 @@ class Progress:
             raise StateError(
                 f"expected a state of version {_VERSION} as state_dict() of a "
                 f"StreamPrefetchLoader gives it, got version {version!r} in a "
-                f"{type(state).__name__}."
+                f"{type(state).__name__}. Save it again with the version in use."
             )
         expected = Progress().to_state().keys()
         if state.keys() != expected:
@@ -77,49 +86,5 @@ class Progress:
                 f"a state of version {_VERSION} has the entries {sorted(expected)}, "
                 f"got {sorted(state)}. Pass what state_dict() gave, unchanged."
             )
-        return Progress(**{key: state[key] for key in expected if key != "version"})
-
-
-@dataclass(frozen=True, slots=True)
-class StartedSource:
-    """A source at the place where a pass begins."""
-
-    iterator: Iterator[Any]
-    """Gives what comes after ``pulled``."""
-    pulled: list[Any]
-    """Batches taken from it already that belong to the pass: none, or the first."""
-
-
-def start_source(source: Any, progress: Progress) -> StartedSource:
-    """Start the source's iterator where ``progress`` says.
-
-    Args:
-        source: Keeps no state of its own, or has loaded it already.
-        progress: Fresh, or loaded; then ``yielded`` batches are skipped, if the source
-            did not do that itself, and ``generator_state`` decides their order.
-
-    Raises:
-        StateError: The source ended before the batches that were yielded.
-    """
-    if progress.source_state is not None or progress.generator_state is None:
-        return StartedSource(iter(source), [])
-    generator = torch.default_generator
-    current_state = generator.get_state()
-    generator.set_state(progress.generator_state)
-    try:
-        iterator: Iterator[Any] = iter(source)
-        # Skipped here, before the generator is put back, and with nothing to skip the
-        # first batch is pulled here: a sampler may draw its order at the first pull.
-        if progress.yielded == 0:
-            return StartedSource(iterator, list(islice(iterator, 1)))
-        for skipped in range(progress.yielded):
-            try:
-                next(iterator)
-            except StopIteration:
-                raise StateError(
-                    f"the state says that {progress.yielded} batches were yielded, but "
-                    f"the source has only {skipped}. Is it the same source?"
-                ) from None
-    finally:
-        generator.set_state(current_state)
-    return StartedSource(iterator, [])
+        fields = {key: state[key] for key in expected if key != "version"}
+        return Progress(**fields, is_loaded=True)

@@ -3,8 +3,6 @@
 Its side streams (one per device, for life) and the pinned slots of passes that ended.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from gpuprefetch.feeder import Feeder
@@ -18,8 +16,6 @@ class Resources:
     """Streams and slots of one loader."""
 
     def __init__(self) -> None:
-        self.resume_next = False
-        """Whether the next pass goes on from a loaded state."""
         self._side_streams: dict[torch.device, SideStream] = {}
         # Rings that no pass uses, and those that one does.
         self._idle: list[SlotRing] = []
@@ -46,22 +42,15 @@ class Resources:
         self._busy.append(ring)
         return ring
 
-    def returner(self, ring: SlotRing | None, feeder: Feeder) -> Callable[[], None]:
-        """Build what a pass calls at its end, when its copies have finished."""
-        busy, idle = self._busy, self._idle
-
-        def give_back() -> None:
-            if ring is None:
-                return
-            busy.remove(ring)
-            # A source that hangs may still be filling a slot: then it is not reused.
-            if not feeder.is_running:
-                idle.append(ring)
-
-        return give_back
+    def give_back(self, ring: SlotRing, feeder: Feeder) -> None:
+        """Take a ring back from a pass whose copies have finished."""
+        self._busy.remove(ring)
+        # A source that hangs may still be filling a slot: then it is not reused.
+        if not feeder.is_running:
+            self._idle.append(ring)
 
     def release(self) -> None:
         """Give all pinned memory back; no pass runs any more."""
         for ring in self._idle:
-            ring.release_memory()
+            ring.give_back_memory()
         self._idle.clear()

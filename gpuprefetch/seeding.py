@@ -43,7 +43,7 @@ def mix(*values: int) -> int:
 
 
 def draw_base_seed(generator_before: torch.Tensor) -> int:
-    """Take the base seed of an epoch; see [Note: Base seed].
+    """Take the base seed of a pass; see [Note: Base seed].
 
     Args:
         generator_before: State of torch's CPU generator before ``iter(source)``.

@@ -98,13 +98,21 @@ def _get(batch: Any, item: Any) -> Any:
         if item in batch:
             return batch[item]
     elif isinstance(item, str):
-        if not isinstance(batch, torch.Tensor) and hasattr(batch, item):
+        if _has_field(batch, item):
             return getattr(batch, item)
     elif isinstance(batch, (tuple, MutableSequence)) and _fits(item, len(batch)):
         return batch[item]
     raise SelectionError(
         f"inputs names {item!r}, which a {_describe(batch)} does not have."
     )
+
+
+def _has_field(batch: Any, name: str) -> bool:
+    """Tell whether ``batch.name`` can be read, and replaced in a copy."""
+    if isinstance(batch, tuple):
+        # Names of torch's return types can be read only.
+        return name in getattr(batch, "_fields", getattr(batch, "__dict__", ()))
+    return not isinstance(batch, torch.Tensor) and hasattr(batch, name)
 
 
 def _fits(place: Any, length: int) -> bool:

@@ -1,15 +1,14 @@
 """Are the arguments of the loader sound, and what do their defaults stand for?"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from gpuprefetch.errors import SettingError, SettingTypeError
 
-__all__ = ["Settings", "SourceTraits", "resolve_device"]
+__all__ = ["Settings", "parse_device", "resolve_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Settings:
 
     transform: Callable[..., Any] | None
     """Called with the batch's inputs on the device."""
-    inputs: Any
+    inputs: Hashable | None
     """Index, key, field, or a tuple of those; ``None`` for the default input."""
     batch_transform: Callable[[Any], Any] | None
     """Called with the whole batch on the device."""
@@ -45,7 +44,7 @@ class Settings:
                 f"depth must be at least 1, got {self.depth}. To prefetch nothing, "
                 "iterate the DataLoader itself."
             )
-        if self.background not in (None, True, False):
+        if self.background is not None and not isinstance(self.background, bool):
             raise SettingTypeError(
                 "background must be True, False or None (decide by the source), got "
                 f"{self.background!r}."
@@ -88,9 +87,7 @@ class Settings:
                 "inputs is an empty tuple. Name at least one index, key or field, or "
                 "pass None for the default input."
             )
-        if isinstance(self.inputs, list) or any(
-            isinstance(name, (list, dict, set)) for name in names
-        ):
+        if any(not isinstance(name, Hashable) for name in names):
             raise SettingTypeError(
                 f"inputs must be an index, a key, a field name, or a tuple of those, "
                 f"got {self.inputs!r}."
@@ -100,7 +97,8 @@ class Settings:
 def _check_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingTypeError(
-            f"{name} must be an int, got {type(value).__name__} ({value!r})."
+            f"{name} must be an int, got {type(value).__name__} ({value!r}). Pass "
+            f"{name}=2, for example."
         )
 
 
@@ -165,36 +163,3 @@ def resolve_device(device: torch.device | None) -> torch.device:
             f"{module.device_count()} {device.type} devices, counted from 0."
         )
     return device
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTraits:
-    """What the kind of a source says about how to treat it."""
-
-    has_workers: bool
-    """Worker processes make the batches, each in memory of its own."""
-    shares_iterator: bool
-    """``iter()`` gives the same iterator, or winds back the one before."""
-    keeps_state: bool
-    """It offers ``state_dict()`` and ``load_state_dict()``."""
-    is_one_shot: bool
-    """It is an iterator: a second pass goes on where the first one stopped."""
-
-    @staticmethod
-    def of(source: object) -> "SourceTraits":
-        """Look at a source without starting it."""
-        is_loader = isinstance(source, DataLoader)
-        has_workers = isinstance(source, DataLoader) and source.num_workers > 0
-        keeps_state = callable(getattr(source, "state_dict", None)) and callable(
-            getattr(source, "load_state_dict", None)
-        )
-        is_one_shot = not is_loader and isinstance(source, Iterator)
-        is_persistent = has_workers and bool(
-            getattr(source, "persistent_workers", False)
-        )
-        return SourceTraits(
-            has_workers=has_workers,
-            shares_iterator=is_persistent or is_one_shot or keeps_state,
-            keeps_state=keeps_state,
-            is_one_shot=is_one_shot,
-        )

@@ -8,14 +8,14 @@ pinned buffer that holds all such leaves of one batch, each at an aligned offset
 A pass has a slot for each batch that may be pulled and not yet yielded, and one more,
 whose copy to the device may still run. A slot's way:
 
-    free --taken (feeder)-->   filled --copy enqueued (loop's thread)--> copying
-      ^                                                                    |
-      +------------- copied event has fired (loop's thread sees it) -------+
+    free --filled (feeder)--> filled --pinned, copies issued (loop's thread)--> copying
+      ^                                                                           |
+      +----------- copied event has fired (seen by the loop's thread) ------------+
 
-The feeder waits on the free list and never asks the device: a device call from another
-thread could break a graph capture that the loop has under way. Slots keep their buffers
-from epoch to epoch; a buffer grows when a larger batch comes and is given back by
-:meth:`SlotRing.release_memory`.
+The feeder waits on the queue of free slots; it asks no event and locks no page: such a
+call from another thread would spoil a graph capture that the loop has under way. Slots
+keep their buffers from pass to pass; a buffer is replaced when a larger batch comes and
+given back by :meth:`SlotRing.give_back_memory`.
 
 Small leaves of a batch travel in one device copy, as one block, and large ones each on
 their own. Packing all of them would tie a few labels that the user keeps to the memory
@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 import torch
 
-from gpuprefetch.streams import PinnedBuffer
+from gpuprefetch.pinned import PinnedBuffer
 
 __all__ = ["Slot", "SlotRing", "StagedLeaf", "fill_slot", "tensor_in"]
 
@@ -91,18 +91,18 @@ class Slot:
                 self._outgrown.append(self.buffer)
             self.buffer = allocate(num_bytes)
 
-    def lock(self) -> None:
+    def pin(self) -> None:
         """Page-lock the slot before copies; for the thread that issues them."""
         assert self.buffer is not None
-        self.buffer.lock()
+        self.buffer.pin()
         while self._outgrown:
-            self._outgrown.pop().release()
+            self._outgrown.pop().unpin()
 
-    def release_memory(self) -> None:
+    def give_back_memory(self) -> None:
         """Give the pinned memory back; nothing may read it any more."""
         for buffer in (*self._outgrown, self.buffer):
             if buffer is not None:
-                buffer.release()
+                buffer.unpin()
         self._outgrown.clear()
         self.buffer = None
 
@@ -149,10 +149,10 @@ class SlotRing:
         """Wake the feeder, which is to take no further slot."""
         self._free.put(None)
 
-    def release_memory(self) -> None:
+    def give_back_memory(self) -> None:
         """Give all pinned memory back; no copy may run and no feeder fill any more."""
         for slot in self._slots:
-            slot.release_memory()
+            slot.give_back_memory()
 
 
 # Filling #

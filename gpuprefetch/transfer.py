@@ -10,36 +10,25 @@ loop.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from gpuprefetch import streams
-from gpuprefetch.batch import leaves_of, map_leaves, tensors_within
-from gpuprefetch.containers import has_own_to
-from gpuprefetch.errors import as_batch_error
-from gpuprefetch.feeder import Entry, Prepared
-from gpuprefetch.move import move_leaf, wrap_like
+from gpuprefetch.batch import leaves_of, map_leaves
+from gpuprefetch.batch_copy import BatchCopy
+from gpuprefetch.entry import Entry, InFlight, Prepared, as_batch_error
+from gpuprefetch.host_lead import HostLead
+from gpuprefetch.move import move_leaf, num_bytes_of
 from gpuprefetch.scope import transform_modes
-from gpuprefetch.staging import SlotRing, StagedLeaf, tensor_in
+from gpuprefetch.staging import SlotRing
 from gpuprefetch.streams import Event, SideStream
-from gpuprefetch.transforming import DeviceStep
+from gpuprefetch.transform import DeviceTransform
 
-__all__ = ["InFlight", "InlineTransfer", "StreamTransfer", "Transfer"]
+__all__ = ["InlineTransfer", "StreamTransfer", "Transfer"]
 
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A batch that was issued to the device and not yielded yet."""
-
-    entry: Entry
-    """What it was made from, without the host's copy of the batch."""
-    batch_device: Any = None
-    """Not to be read by the loop before the hand-off."""
-    ready: Event | None = None
-    """Recorded on the side stream after the transform; the hand-off waits for it."""
-    error: BaseException | None = None
-    """What the source, the copy or the transform raised for this batch."""
+# Whose fault a StopIteration from the middle of the issuing is.
+_USER_CODE = "the transform, or an object's own to(),"
 
 
 class Transfer(Protocol):
@@ -48,19 +37,19 @@ class Transfer(Protocol):
     depth: int
     """Most batches that may be issued and not yet yielded."""
     copied_bytes: int
-    """Bytes issued to the device so far in this pass."""
+    """Bytes of dense tensors issued to the device so far in this pass."""
 
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Issue the copy and the transform of one batch."""
 
-    def hand_off(self, in_flight: InFlight) -> Any:
-        """Give the batch to the stream that is current now."""
+    def hand_off(self, in_flight: InFlight) -> object:
+        """Give the batch to the stream that is current now; does not block."""
 
-    def before_step(self) -> None:
-        """Do what is due each time the loop asks for a batch."""
+    def wait_before_step(self) -> None:
+        """Do what is due when the loop asks for a batch; may block the host."""
 
-    def before_pull(self, *, may_block: bool) -> None:
-        """Make sure that the source may be pulled."""
+    def wait_before_pull(self, *, may_wait: bool) -> None:
+        """Make sure that the source may be pulled; may block only if ``may_wait``."""
 
     def close(self) -> None:
         """Wait for copies under way; nothing reads host memory afterwards."""
@@ -71,58 +60,57 @@ class InlineTransfer:
 
     Args:
         device: Where batches go.
-        step: The transform, if there is one.
+        transform: What is done to them there, if anything.
     """
 
     depth = 1
 
-    def __init__(self, device: torch.device, step: DeviceStep | None) -> None:
+    def __init__(self, device: torch.device, transform: DeviceTransform | None) -> None:
         self._device = device
-        self._step = step
+        self._transform = transform
         self.copied_bytes = 0
 
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Move and transform one batch."""
         if entry.prepared is None:
-            return InFlight(entry, error=entry.error)
-        bare_entry = Entry(Prepared(None), entry.source_state)
+            return _end_of_source(entry)
+        state = entry.source_state
         try:
             with transform_modes(self._device):
                 batch = self._move_batch(entry.prepared.batch_host)
-                if self._step is not None:
-                    batch = self._step.apply(batch, batch_index)
+                if self._transform is not None:
+                    batch = self._transform.apply(batch, batch_index)
         except Exception as error:
-            return InFlight(bare_entry, error=as_batch_error(error, "the transform"))
-        return InFlight(bare_entry, batch)
+            return InFlight(source_state=state, error=as_batch_error(error, _USER_CODE))
+        return InFlight(batch, source_state=state)
 
-    def _move_batch(self, batch: Any) -> Any:
-        def move(leaf: Any) -> Any:
+    def _move_batch(self, batch: object) -> object:
+        def move(leaf: object) -> object:
             moved = move_leaf(
                 leaf, batch=batch, device=self._device, non_blocking=False
             )
-            if moved is not leaf and isinstance(moved, torch.Tensor):
-                self.copied_bytes += _num_bytes(moved)
+            if moved is not leaf:
+                self.copied_bytes += num_bytes_of(moved)
             return moved
 
         return map_leaves(batch, move)
 
-    def hand_off(self, in_flight: InFlight) -> Any:
+    def hand_off(self, in_flight: InFlight) -> object:
         """Return the batch, which is ready."""
         return in_flight.batch_device
 
-    def before_step(self) -> None:
+    def wait_before_step(self) -> None:
         """Nothing is under way."""
 
-    def before_pull(self, *, may_block: bool) -> None:
+    def wait_before_pull(self, *, may_wait: bool) -> None:
         """Nothing is under way."""
 
     def close(self) -> None:
         """Nothing is under way."""
 
 
-def _num_bytes(leaf: torch.Tensor) -> int:
-    """Count the bytes of a dense leaf; other layouts are not counted."""
-    return leaf.nbytes if leaf.layout is torch.strided else 0
+def _end_of_source(entry: Entry) -> InFlight:
+    return InFlight(source_state=entry.source_state, error=entry.error, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,69 +130,75 @@ class StreamTransfer:
 
     Args:
         side: The loader's side stream.
-        step: The transform, if there is one.
+        transform: What is done to batches on the device, if anything.
         ring: Where the slots of staged batches go back to.
         depth: Most batches in flight.
-        may_refill: The source may write into the memory of the batch it gave, once it
-            is pulled again, and is pulled by this thread.
+        waits_for_source: This thread pulls the source, which may write into the memory
+            of the batch before: then no copy from it may be under way.
     """
 
     def __init__(
         self,
         side: SideStream,
         *,
-        step: DeviceStep | None,
+        transform: DeviceTransform | None,
         ring: SlotRing,
         depth: int,
-        may_refill: bool,
+        waits_for_source: bool,
     ) -> None:
         self.depth = depth
         self.copied_bytes = 0
         self._side = side
-        self._step = step
+        self._transform = transform
         self._ring = ring
-        self._may_refill = may_refill
+        self._waits_for_source = waits_for_source
+        # Oldest first. Only the loop's thread reads and writes it.
         self._copying: deque[_Copying] = deque()
-        self._host_lead = streams.HostLead(depth, side.device)
+        self._host_lead = HostLead(depth, side.device)
         # What the loop has queued until now, such as the weights of an encoder that is
         # the transform, comes before this pass.
-        side.wait_for(streams.current_stream(side.device))
+        side.enqueue_wait_for(streams.current_stream(side.device))
 
     # Issue #
 
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Issue the copy and the transform of one batch and return at once."""
         if entry.prepared is None:
-            return InFlight(entry, error=entry.error)
-        bare_entry = Entry(Prepared(None), entry.source_state)
+            return _end_of_source(entry)
+        state = entry.source_state
         try:
-            with self._side, transform_modes(self._side.device):
-                batch = self._enqueue_copies(entry.prepared)
-                if self._step is None:
-                    ready = self._copying[-1].copied
-                else:
-                    batch = self._step.apply(batch, batch_index)
+            with self._side.entered() as consumer, transform_modes(self._side.device):
+                batch, ready = self._enqueue_copies(entry.prepared, consumer)
+                if self._transform is not None:
+                    batch = self._transform.apply(batch, batch_index)
                     ready = self._side.record_event()
         except Exception as error:
-            return InFlight(bare_entry, error=as_batch_error(error, "the transform"))
-        return InFlight(bare_entry, batch, ready)
+            return InFlight(source_state=state, error=as_batch_error(error, _USER_CODE))
+        return InFlight(batch, ready, state)
 
-    def _enqueue_copies(self, prepared: Prepared) -> Any:
+    def _enqueue_copies(
+        self, prepared: Prepared, consumer: streams.Stream
+    ) -> tuple[object, Event]:
+        """Issue the copies; give the batch and the event that follows them."""
         if prepared.slot is not None:
-            prepared.slot.lock()
-        copy = _BatchCopy(self._side, prepared)
+            prepared.slot.pin()
+        copy = BatchCopy(self._side, prepared, consumer)
         try:
-            return map_leaves(prepared.batch_host, copy.enqueue_leaf)
+            batch = map_leaves(prepared.batch_host, copy.enqueue_leaf)
         finally:
             # Also when a leaf failed: what was issued before it still runs.
-            self._copying.append(
-                _Copying(self._side.record_event(), prepared, copy.reads_source)
-            )
+            copied = self._side.record_event()
+            if self._copying and self._copying[-1].prepared is prepared:
+                # Ctrl-C came while this batch was issued, and it is issued again. The
+                # new event covers both copies, and the slot must be freed once.
+                self._copying.pop()
+            self._copying.append(_Copying(copied, prepared, copy.reads_source))
             self.copied_bytes += copy.num_bytes
+        return batch, copied
 
     # Hand-off #
 
-    def hand_off(self, in_flight: InFlight) -> Any:
+    def hand_off(self, in_flight: InFlight) -> object:
         """Make the batch usable on the stream that is current now.
 
         See [Note: Hand-off]; every tensor at any depth is recorded.
@@ -213,110 +207,44 @@ class StreamTransfer:
             consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
             for leaf in leaves_of(in_flight.batch_device):
                 streams.record_use(leaf, consumer)
-            self._host_lead.note_step(consumer)
+            self._host_lead.enqueue_step_event(consumer)
         return in_flight.batch_device
 
     # Host memory #
 
-    def before_step(self) -> None:
-        """Free the slots that were copied, and keep the host's lead in bounds."""
+    def wait_before_step(self) -> None:
+        """Keep the host's lead in bounds, and free the slots that were copied."""
         self._host_lead.wait_in_bounds()
         while self._copying and self._copying[0].copied.query():
-            self._free(self._copying.popleft())
+            self._free_slot(self._copying.popleft())
 
-    def before_pull(self, *, may_block: bool) -> None:
+    def wait_before_pull(self, *, may_wait: bool) -> None:
         """Make sure that the source, or the feeder, can go on.
 
         A source that refills its buffers is pulled again only after the copies from
         them. Before a blocking wait every slot is freed that can be: a feeder may be
         waiting for one, and only this thread frees them.
         """
-        if not may_block:
+        if not may_wait:
             return
         while self._copying and (not self._ring.has_free or self._reads_source()):
-            self._finish_oldest_copy()
+            self._wait_oldest_copy()
 
     def _reads_source(self) -> bool:
-        return self._may_refill and any(copy.reads_source for copy in self._copying)
+        return self._waits_for_source and any(
+            copying.reads_source for copying in self._copying
+        )
 
-    def _finish_oldest_copy(self) -> None:
+    def _wait_oldest_copy(self) -> None:
         oldest = self._copying.popleft()
         oldest.copied.synchronize()
-        self._free(oldest)
+        self._free_slot(oldest)
 
-    def _free(self, copied: _Copying) -> None:
+    def _free_slot(self, copied: _Copying) -> None:
         if copied.prepared.slot is not None:
             self._ring.release(copied.prepared.slot)
 
     def close(self) -> None:
         """Wait for the copies under way, which read slots or the source's memory."""
         while self._copying:
-            self._finish_oldest_copy()
-
-
-class _BatchCopy:
-    """The copies of one batch, issued while the side stream is current.
-
-    Args:
-        side: The side stream.
-        prepared: The batch, and the slot where its staged leaves lie.
-    """
-
-    def __init__(self, side: SideStream, prepared: Prepared) -> None:
-        self._side = side
-        self._prepared = prepared
-        self._shared_device: torch.Tensor | None = None
-        self._waited_for_consumer = False
-        self.num_bytes = 0
-        """Bytes of dense tensors issued so far."""
-        self.reads_source = False
-        """Whether a copy reads the source's own memory."""
-
-    def enqueue_leaf(self, leaf: Any) -> Any:
-        """Issue the copy of one leaf; not readable by the loop before the hand-off."""
-        kind = type(leaf)
-        if kind is StagedLeaf:
-            self.num_bytes += leaf.num_bytes
-            return wrap_like(self._copy_staged(leaf), leaf.like)
-        if kind is torch.Tensor and leaf.is_cpu:
-            # What nearly every leaf is; the rest of this asks more than it copies.
-            self.reads_source = True
-            self.num_bytes += _num_bytes(leaf)
-            return leaf.to(self._side.device, non_blocking=True)
-        is_tensor = isinstance(leaf, torch.Tensor)
-        if is_tensor or has_own_to(leaf):
-            self._adopt([leaf] if is_tensor else tensors_within(leaf))
-        moved = move_leaf(
-            leaf,
-            batch=self._prepared.batch_host,
-            device=self._side.device,
-            non_blocking=True,
-        )
-        if is_tensor and moved is not leaf:
-            self.reads_source = True
-            self.num_bytes += _num_bytes(moved)
-        elif not is_tensor and has_own_to(leaf):
-            self.reads_source = True
-        return moved
-
-    def _copy_staged(self, leaf: StagedLeaf) -> torch.Tensor:
-        slot = self._prepared.slot
-        assert slot is not None
-        if leaf.is_shared:
-            if self._shared_device is None:
-                shared_host = slot.bytes_host[: slot.shared_bytes]
-                self._shared_device = shared_host.to(
-                    self._side.device, non_blocking=True
-                )
-            return tensor_in(self._shared_device, leaf, leaf.offset)
-        leaf_host = tensor_in(slot.bytes_host, leaf, leaf.offset)
-        return leaf_host.to(self._side.device, non_blocking=True)
-
-    def _adopt(self, tensors: list[torch.Tensor]) -> None:
-        """Let the side stream read tensors that are on the device already."""
-        for tensor in tensors:
-            if tensor.device == self._side.device:
-                if not self._waited_for_consumer:
-                    self._side.wait_for_outer()
-                    self._waited_for_consumer = True
-                self._side.record_use(tensor)
+            self._wait_oldest_copy()

@@ -154,10 +154,10 @@ class _PageableBuffer:
         self.num_bytes = num_bytes
         self.bytes = torch.zeros(num_bytes, dtype=torch.uint8)
 
-    def lock(self) -> None:
+    def pin(self) -> None:
         """There is nothing to lock."""
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         """There is nothing to unlock."""
 
 

@@ -444,7 +444,7 @@ def test_stats_count_what_was_yielded(device: torch.device, background: bool) ->
     stats = loader.stats()
     assert stats.batches == 5
     assert "double" in stats.transform
-    for name in ("source_wait_ms", "device_wait_ms", "overhead_ms"):
+    for name in ("source_wait_ms", "device_wait_ms", "loader_ms"):
         assert getattr(stats, name) >= 0, name
 
 

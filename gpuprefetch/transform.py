@@ -15,7 +15,12 @@ from gpuprefetch.move import check_on_device
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from gpuprefetch.selection import Selection
 
-__all__ = ["DeviceStep", "SeededTransform", "adapt_transform", "describe_transform"]
+__all__ = [
+    "DeviceTransform",
+    "SeededTransform",
+    "adapt_transform",
+    "describe_transform",
+]
 
 
 @runtime_checkable
@@ -26,7 +31,7 @@ class SeededTransform(Protocol):
         """Transform ``inputs``; equal seeds give equal results."""
 
 
-class DeviceStep:
+class DeviceTransform:
     """Applies the user's function to batches on the device.
 
     Args:
