@@ -1,1 +1,46 @@
-"""Copies and augments the next batch on a side stream while the model trains."""
+"""Copies and augments the next batch on a side stream while the model trains.
+
+    from gpuprefetch import StreamPrefetchLoader
+
+    for x, y in StreamPrefetchLoader(loader, transform=augment):
+        loss = criterion(model(x), y)
+
+Importing this loads torch, and none of Kornia, CUDA's Python packages, matplotlib,
+Lightning or Accelerate.
+"""
+
+from gpuprefetch.errors import (
+    BatchError,
+    BatchWarning,
+    DependencyError,
+    ForkedError,
+    GpuPrefetchError,
+    ImageSizeError,
+    SelectionError,
+    SettingError,
+    SettingTypeError,
+    StateError,
+    SupersededError,
+    TransformError,
+)
+from gpuprefetch.loader import StreamPrefetchLoader
+from gpuprefetch.stats import LoaderStats
+
+__all__ = [
+    "BatchError",
+    "BatchWarning",
+    "DependencyError",
+    "ForkedError",
+    "GpuPrefetchError",
+    "ImageSizeError",
+    "LoaderStats",
+    "SelectionError",
+    "SettingError",
+    "SettingTypeError",
+    "StateError",
+    "StreamPrefetchLoader",
+    "SupersededError",
+    "TransformError",
+]
+
+__version__ = "0.1.0"

@@ -9,6 +9,7 @@
     ├── ImageSizeError     (ValueError)    a crop is larger than the image
     ├── StateError         (ValueError)    a saved state cannot be loaded here
     ├── SupersededError    (RuntimeError)  a newer pass took over the source's iterator
+    ├── ForkedError        (RuntimeError)  a pass went on in a forked child process
     └── DependencyError    (ImportError)   a package is missing or too old
 
 Each derives from the built-in kind as well, so code that catches ``ValueError`` around
@@ -20,6 +21,7 @@ __all__ = [
     "BatchError",
     "BatchWarning",
     "DependencyError",
+    "ForkedError",
     "GpuPrefetchError",
     "ImageSizeError",
     "SelectionError",
@@ -48,7 +50,7 @@ class BatchError(GpuPrefetchError, TypeError):
 
 
 class SelectionError(GpuPrefetchError, LookupError):
-    """``inputs`` names something that the batch does not have, or names nothing."""
+    """``inputs`` names something that the batch does not have, or is needed here."""
 
 
 class TransformError(GpuPrefetchError, ValueError):
@@ -56,7 +58,7 @@ class TransformError(GpuPrefetchError, ValueError):
 
 
 class ImageSizeError(GpuPrefetchError, ValueError):
-    """A random crop is larger than the image it should cut from."""
+    """A crop is larger than the image it should cut from."""
 
 
 class StateError(GpuPrefetchError, ValueError):
@@ -65,6 +67,10 @@ class StateError(GpuPrefetchError, ValueError):
 
 class SupersededError(GpuPrefetchError, RuntimeError):
     """A newer pass over the same source iterator ended this one."""
+
+
+class ForkedError(GpuPrefetchError, RuntimeError):
+    """A pass was continued in a forked child, which has no feeder thread."""
 
 
 class DependencyError(GpuPrefetchError, ImportError):

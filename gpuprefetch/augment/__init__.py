@@ -1,1 +1,1 @@
-"""Per-sample augmentation of image batches: one plan, three appliers."""
+"""Augmentation on the device: Kornia's modules, run the way a loader needs them."""

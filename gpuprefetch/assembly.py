@@ -1,0 +1,150 @@
+"""How are the parts of one pass put together?
+
+    source -> puller: pull, pack -> feeder: queue -> transfer: copy, transform, hand-off
+
+Which part of each kind is taken depends on the device (may copies run beside the
+loop?), on the source (may it refill its batches?) and on the settings; the choice is
+made here, once, and no part asks again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from gpuprefetch.entry import Prepared
+from gpuprefetch.epoch import Epoch
+from gpuprefetch.feeder import Feeder, InlineFeeder, ThreadFeeder
+from gpuprefetch.prepare import StagingPreparer, prepare_as_is, prepare_by_cloning
+from gpuprefetch.progress import Progress
+from gpuprefetch.puller import Puller
+from gpuprefetch.resources import Resources
+from gpuprefetch.settings import Settings
+from gpuprefetch.source import SourceTraits, StartedSource
+from gpuprefetch.staging import SlotRing
+from gpuprefetch.stats import Counters
+from gpuprefetch.streams import is_asynchronous
+from gpuprefetch.transfer import InlineTransfer, StreamTransfer, Transfer
+from gpuprefetch.transform import DeviceTransform
+
+__all__ = ["Surroundings", "open_pass"]
+
+# Batches that a thread may pull beyond `depth` from worker processes. They come in
+# bursts, since they are served in order: with none, 15 workers fed 139 to 145 batches/s
+# into a loop that ran at 147 to 158 with two, and no better with six (H200, 16 cores).
+_EXTRA_FROM_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """How the source is pulled in one pass; decided once."""
+
+    is_threaded: bool
+    """A feeder thread pulls it, not the loop's thread."""
+    may_refill: bool
+    """It may write into the batch before, once it is asked for the next. Worker
+    processes never do: they give each batch memory of its own."""
+    most_pulled: int
+    """Batches that may be pulled and not yet yielded; see [Note: Credits]."""
+
+    @staticmethod
+    def of(settings: Settings, traits: SourceTraits) -> "PullPlan":
+        """Decide by the settings, and by the source where they leave it open."""
+        is_threaded = settings.background
+        if is_threaded is None:
+            is_threaded = traits.has_workers
+        extra = _EXTRA_FROM_WORKERS if is_threaded and traits.has_workers else 0
+        return PullPlan(is_threaded, not traits.has_workers, settings.depth + extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a pass finds when it starts, and what outlives it."""
+
+    source: Any
+    """The user's source, for its state."""
+    settings: Settings
+    """What the user asked for."""
+    traits: SourceTraits
+    """What kind of source it is."""
+    device: torch.device
+    """Where batches go, with an index."""
+    resources: Resources
+    """Streams and slots."""
+    progress: Progress
+    """Told of each yielded batch."""
+    counters: Counters
+    """Added to."""
+
+
+def open_pass(
+    started: StartedSource, transform: DeviceTransform | None, around: Surroundings
+) -> Epoch[Any]:
+    """Start a pass over a source whose iterator has been made."""
+    plan = PullPlan.of(around.settings, around.traits)
+    if is_asynchronous(around.device):
+        ring, prepare, transfer = _parts_on_a_stream(plan, transform, around)
+    else:
+        ring, prepare, transfer = _parts_inline(plan, transform, around)
+    puller = Puller(
+        started.iterator,
+        pulled=started.pulled,
+        prepare=prepare,
+        read_state=around.source.state_dict if around.traits.keeps_state else None,
+        ends_workers=around.traits.has_workers and not around.traits.shares_iterator,
+    )
+    feeder: Feeder = InlineFeeder(puller)
+    if plan.is_threaded:
+        feeder = ThreadFeeder(
+            puller, num_credits=plan.most_pulled, ring=ring, device=around.device
+        )
+    return Epoch(
+        feeder=feeder,
+        transfer=transfer,
+        progress=around.progress,
+        counters=around.counters,
+        on_end=(
+            _do_nothing
+            if ring is None
+            else partial(around.resources.give_back, ring, feeder)
+        ),
+    )
+
+
+_Prepare = Callable[[Any], Prepared]
+
+
+def _parts_on_a_stream(
+    plan: PullPlan, transform: DeviceTransform | None, around: Surroundings
+) -> tuple[SlotRing | None, _Prepare, Transfer]:
+    side = around.resources.side_stream(around.device)
+    # One slot more than batches pulled: see [Note: Slot reuse].
+    ring = around.resources.take_ring(plan.most_pulled + 1)
+    prepare = StagingPreparer(
+        ring,
+        device=around.device,
+        may_refill=plan.may_refill,
+        is_threaded=plan.is_threaded,
+    )
+    transfer = StreamTransfer(
+        side,
+        transform=transform,
+        ring=ring,
+        depth=around.settings.depth,
+        waits_for_source=plan.may_refill and not plan.is_threaded,
+    )
+    return ring, prepare, transfer
+
+
+def _parts_inline(
+    plan: PullPlan, transform: DeviceTransform | None, around: Surroundings
+) -> tuple[SlotRing | None, _Prepare, Transfer]:
+    is_copied = plan.is_threaded and plan.may_refill
+    prepare = prepare_by_cloning if is_copied else prepare_as_is
+    return None, prepare, InlineTransfer(around.device, transform)
+
+
+def _do_nothing() -> None:
+    """A pass without slots has nothing to give back."""

@@ -1,0 +1,271 @@
+"""How does a Kornia augmentation run inside a loader?
+
+:class:`KorniaTransform` takes over a module that a user passed as ``transform``:
+
+* it works on a copy, so the user's module never keeps a batch alive and may serve
+  elsewhere at the same time;
+* random parameters are drawn on the host, also if the module was moved to the device:
+  there, drawing them makes the host wait for the device eight times in a usual chain;
+* uint8 and uint16 images become float32 in [0, 1], since Kornia takes floats only;
+* ranks are kept: (C, H, W) comes back as (C, h, w), a (B, H, W) mask as (B, h, w).
+
+The only importer of kornia.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuprefetch.errors import (
+    BatchError,
+    DependencyError,
+    ImageSizeError,
+    TransformError,
+)
+from gpuprefetch.seeding import generators_seeded
+
+try:
+    import kornia
+    import kornia.augmentation
+except ModuleNotFoundError as error:
+    raise DependencyError(
+        "Kornia is needed for this and is not installed. Run pip install 'kornia>=0.9'."
+    ) from error
+
+__all__ = ["KorniaTransform", "import_kornia"]
+
+_OLDEST = (0, 9)
+
+# What integer images are divided by.
+_FULL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+
+# What Kornia's modules remember of their last call.
+_RUN_STATE = (
+    "_params",
+    "_transform_matrix",
+    "_transform_matrices",
+    "_lazy_matrix_args",
+    "_output_image",
+)
+
+# `data_keys` whose tensors are images.
+_IMAGE_KEYS = ("image", "input")
+
+
+def import_kornia() -> ModuleType:
+    """Give the module ``kornia.augmentation``.
+
+    Raises:
+        DependencyError: The installed Kornia is older than 0.9.
+    """
+    _check_version(kornia.__version__)
+    return kornia.augmentation
+
+
+def _check_version(version: str) -> None:
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < _OLDEST:
+        raise DependencyError(
+            f"kornia {version} is installed, 0.9 or newer is needed: older ones make "
+            "the host wait for the device over a hundred times per batch. Run "
+            "pip install -U kornia."
+        )
+
+
+class KorniaTransform:
+    """A Kornia augmentation, container, or ``nn.Sequential`` of those, as a transform.
+
+    Args:
+        module: The user's module; it is copied as it is now.
+
+    Raises:
+        DependencyError: The installed Kornia is older than 0.9.
+    """
+
+    def __init__(self, module: Callable[..., Any]) -> None:
+        assert isinstance(module, nn.Module)
+        augmentation = import_kornia()
+        self._module = _copy_without_run_state(module)
+        for member in self._module.modules():
+            _draw_on_host(member)
+            if isinstance(member, (augmentation.RandomCrop, augmentation.CenterCrop)):
+                _refuse_upscaling(member)
+            if isinstance(member, augmentation.ImageSequential):
+                # Otherwise the container keeps its last output alive.
+                member.disable_features = True
+        # None: a plain chain or augmentation, whose one input is the image.
+        self._data_keys = getattr(self._module, "data_keys", None)
+
+    def apply_seeded(self, inputs: tuple[Any, ...], seed: int) -> Any:
+        """Augment one batch.
+
+        Args:
+            inputs: As many as the module has ``data_keys``; images are (B, C, H, W) or
+                (C, H, W), uint8, uint16 or a float type; masks (B, C, H, W) or
+                (B, H, W), any type; boxes and keypoints as Kornia takes them.
+            seed: Of the batch; equal seeds give equal draws.
+
+        Returns:
+            One result, or a tuple of as many as there are inputs. Integer images come
+            back as float32; everything else keeps its type and rank.
+
+        Raises:
+            BatchError: An image is of another type.
+            ImageSizeError: A crop is larger than the image.
+            TransformError: The number of inputs is not that of ``data_keys``.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            return self._run((_with_float_images(inputs[0]),), seed)
+        keys = self._key_names()
+        if len(inputs) != len(keys):
+            raise TransformError(
+                f"{type(self._module).__name__} takes {len(keys)} inputs ({keys}), but "
+                f"got {len(inputs)}. Name as many in inputs=..., or pass an "
+                "AugmentationSequential with data_keys for all of them."
+            )
+        floats = tuple(
+            _to_float(value) if key in _IMAGE_KEYS else value
+            for key, value in zip(keys, inputs, strict=True)
+        )
+        result = self._run(floats, seed)
+        results = tuple(result) if len(keys) > 1 else (result,)
+        # Kornia takes one image for a batch of one.
+        is_one = results[0].ndim > floats[0].ndim
+        restored = tuple(
+            _restore(new, old, key=key, is_one=is_one)
+            for new, old, key in zip(results, floats, keys, strict=True)
+        )
+        return restored if len(keys) > 1 else restored[0]
+
+    def _key_names(self) -> list[str]:
+        if self._data_keys is None:
+            return ["image"]
+        return [key.name.lower() for key in self._data_keys]
+
+    def _run(self, inputs: tuple[Any, ...], seed: int) -> Any:
+        # A bool mask goes through as uint8: Kornia resamples numbers only.
+        numbers = tuple(
+            value.to(torch.uint8) if _is_bool(value) else value for value in inputs
+        )
+        device = _device_of(inputs)
+        with generators_seeded(seed, device), _default_device_cpu():
+            return self._module(*numbers)
+
+    def __repr__(self) -> str:
+        members = [type(child).__name__ for child in self._module.children()]
+        return f"KorniaTransform({', '.join(members) or type(self._module).__name__})"
+
+
+# The copy #
+
+
+def _copy_without_run_state(module: nn.Module) -> nn.Module:
+    """Deep-copy a module without what it remembers of its last batch."""
+    memo: dict[int, Any] = {}
+    for member in module.modules():
+        for name in _RUN_STATE:
+            value = member.__dict__.get(name)
+            if value is not None:
+                empty = type(value)() if isinstance(value, (dict, list)) else None
+                memo[id(value)] = empty
+    return copy.deepcopy(module, memo)
+
+
+def _draw_on_host(member: nn.Module) -> None:
+    """Put a member's samplers on the CPU; its own weights stay where they are."""
+    device = getattr(member, "device", None)
+    move = getattr(member, "set_rng_device_and_dtype", None)
+    if isinstance(device, torch.device) and device.type != "cpu" and callable(move):
+        move(torch.device("cpu"), getattr(member, "dtype", torch.get_default_dtype()))
+
+
+def _refuse_upscaling(crop: Any) -> None:
+    """Make a crop larger than its image an error, where Kornia would enlarge it."""
+    generate = crop.generate_parameters
+
+    def generate_checked(batch_shape: tuple[int, ...]) -> Any:
+        height, width = crop.flags["size"]
+        if batch_shape[-2] < height or batch_shape[-1] < width:
+            raise ImageSizeError(
+                f"{type(crop).__name__}({height}, {width}) is larger than the image, "
+                f"which is {batch_shape[-2]} x {batch_shape[-1]} (height x width) "
+                "there. Use a smaller crop, a Resize before it, or pad_if_needed=True."
+            )
+        return generate(batch_shape)
+
+    # On the instance, which is ours, so it takes the place of the class's method.
+    crop.generate_parameters = generate_checked
+
+
+def _default_device_cpu() -> AbstractContextManager[Any]:
+    """Keep parameters on the host under a default device that the user set."""
+    if torch.get_default_device().type == "cpu":
+        # The usual case; the context would cost time at each of some 200 operations.
+        return nullcontext()
+    return torch.device("cpu")
+
+
+# Inputs and results #
+
+
+def _to_float(image: Any) -> Any:
+    if not isinstance(image, torch.Tensor):
+        raise BatchError(
+            f"an image for a Kornia augmentation is a {type(image).__name__}. Accepted "
+            "are tensors (B, C, H, W) or (C, H, W); stack lists of images in the "
+            "collate function, or name another part of the batch with inputs=..."
+        )
+    if image.is_floating_point():
+        return image
+    full_scale = _FULL_SCALE.get(image.dtype)
+    if full_scale is None:
+        raise BatchError(
+            f"an image for a Kornia augmentation is {image.dtype} with shape "
+            f"{tuple(image.shape)}. Accepted are uint8 (scaled by 255), uint16 (by "
+            "65535) and float types; convert the image in the dataset or name another "
+            "part of the batch with inputs=..."
+        )
+    return image.to(torch.float32).div_(full_scale)
+
+
+def _with_float_images(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the images of the dict that a container without data_keys takes."""
+    return {
+        key: _to_float(value) if key.lower().startswith(_IMAGE_KEYS) else value
+        for key, value in data.items()
+    }
+
+
+def _restore(new: Any, old: Any, *, key: str, is_one: bool) -> Any:
+    """Give a result the rank, and a mask the type, of the input it came from.
+
+    Kornia adds a batch dimension in front of one image and what belongs to it, and one
+    for channels to masks without. Labels stay as Kornia gives them: mixing two images
+    gives labels of another rank.
+    """
+    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+        return new
+    if is_one and new.ndim > old.ndim and new.shape[0] == 1:
+        new = new.squeeze(0)
+    if key == "mask" and new.ndim > old.ndim:
+        channels = 0 if is_one else 1
+        new = new.squeeze(channels) if new.shape[channels] == 1 else new
+    return new.to(torch.bool) if old.dtype is torch.bool else new
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool
+
+
+def _device_of(inputs: tuple[Any, ...]) -> torch.device:
+    first = inputs[0]
+    if isinstance(first, Mapping):
+        first = next(
+            (value for value in first.values() if isinstance(value, torch.Tensor)), None
+        )
+    return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")

@@ -1,0 +1,1 @@
+"""The command line: ``python -m gpuprefetch COMMAND``. One file per command."""

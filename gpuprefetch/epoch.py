@@ -1,0 +1,172 @@
+"""How does one pass over the source run?
+
+A *pass* is one run over the source; an *epoch* is its number. A pass that was broken
+off keeps its number, the next one has another.
+
+[Note: Flow]
+Each ``next`` first issues batches to the device until ``depth`` of them are in
+flight, then hands off the oldest. Only the oldest is waited for; further ones are
+issued if the feeder has them ready. So with depth 2 the copy and the transform of batch
+n+1 are queued on the side stream before the loop starts the step of batch n.
+
+Invariants: batches are yielded in the source's order, each once. An error waits for its
+own batch's turn; after it, and after the end, nothing but ``StopIteration`` comes.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Generic, TypeVar, cast
+
+from gpuprefetch.entry import Entry, InFlight
+from gpuprefetch.errors import SupersededError
+from gpuprefetch.feeder import Feeder
+from gpuprefetch.progress import Progress
+from gpuprefetch.stats import Counters
+from gpuprefetch.transfer import Transfer
+
+__all__ = ["Epoch"]
+
+Batch = TypeVar("Batch", covariant=True)
+
+
+class Epoch(Iterator[Batch], Generic[Batch]):
+    """The iterator that ``iter(loader)`` gives.
+
+    Args:
+        feeder: Where batches come from; closed with the pass.
+        transfer: How they reach the device.
+        progress: Told of each yielded batch, until another pass takes it over.
+        counters: Added to.
+        on_end: Called once, after the pass has ended and nothing runs any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        feeder: Feeder,
+        transfer: Transfer,
+        progress: Progress,
+        counters: Counters,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._feeder = feeder
+        self._transfer = transfer
+        self._progress = progress
+        self._counters = counters
+        # Issued and not yet yielded, oldest first; at most `transfer.depth`.
+        self._in_flight: deque[InFlight] = deque()
+        # Taken from the feeder and not issued yet: kept, so that Ctrl-C in the middle
+        # of issuing loses no batch.
+        self._pending: Entry | None = None
+        # Of the next batch to issue, counted from 0 in the epoch; seeds come from it.
+        self._next_index = progress.yielded
+        self._is_source_done = False
+        self._is_closed = False
+        self._is_superseded = False
+        # Runs at the latest when this object is collected, as after a `break`.
+        self._finalizer = weakref.finalize(
+            self, _shut_down, feeder, transfer, self._in_flight, on_end
+        )
+        # Threads have their own way to end at interpreter exit; nothing else runs.
+        self._finalizer.atexit = False
+
+    def __iter__(self) -> "Epoch[Batch]":
+        return self
+
+    def __next__(self) -> Batch:
+        if self._is_superseded:
+            raise SupersededError(
+                "a newer pass over this loader has started, and its source has one "
+                "iterator for all passes (persistent workers, a one-shot iterator, or "
+                "a source that keeps a state). Finish one pass before the next."
+            )
+        if self._is_closed:
+            raise StopIteration
+        started = perf_counter()
+        self._transfer.wait_before_step()
+        self._counters.device_wait_s += perf_counter() - started
+        self._fill()
+        batch = self._yield_oldest()
+        self._counters.next_s += perf_counter() - started
+        return batch
+
+    # Flow #
+
+    def _fill(self) -> None:
+        """Issue batches until enough are in flight or none is ready; [Note: Flow]."""
+        while not self._is_source_done and len(self._in_flight) < self._transfer.depth:
+            if self._pending is None:
+                self._pending = self._take(may_wait=not self._in_flight)
+            if self._pending is None:
+                return
+            in_flight = self._transfer.enqueue(self._pending, self._next_index)
+            self._in_flight.append(in_flight)
+            self._is_source_done = self._pending.is_last
+            self._pending = None
+            self._next_index += 1
+
+    def _take(self, *, may_wait: bool) -> Entry | None:
+        started = perf_counter()
+        # An inline feeder pulls the source, and fills a slot, before `take` returns.
+        self._transfer.wait_before_pull(may_wait=may_wait or self._feeder.is_inline)
+        waited_device = perf_counter()
+        entry = self._feeder.take(may_wait=may_wait)
+        self._counters.device_wait_s += waited_device - started
+        self._counters.source_wait_s += perf_counter() - waited_device
+        return entry
+
+    def _yield_oldest(self) -> Batch:
+        oldest = self._in_flight.popleft()
+        self._raise_if_over(oldest)
+        try:
+            batch = self._transfer.hand_off(oldest)
+        except Exception:
+            # From an object's own record_stream(): no batch, so the pass is over.
+            self.close()
+            raise
+        self._feeder.note_yielded()
+        self._progress.source_state = oldest.source_state
+        self._progress.yielded += 1
+        self._counters.yielded += 1
+        self._counters.copied_bytes = self._transfer.copied_bytes
+        return cast(Batch, batch)
+
+    def _raise_if_over(self, oldest: InFlight) -> None:
+        """End the pass where the source ended, or something failed."""
+        if oldest.error is not None:
+            self.close()
+            raise oldest.error
+        if oldest.is_last:
+            self._progress.source_state = oldest.source_state
+            self._progress.finish_pass()
+            self.close()
+            raise StopIteration
+
+    # End #
+
+    def close(self) -> None:
+        """End the pass: stop the thread, drop batches in flight. Safe to call twice."""
+        self._is_closed = True
+        self._pending = None
+        self._finalizer()
+
+    def supersede(self) -> None:
+        """End the pass because another one took over the source's iterator."""
+        if not self._is_closed:
+            self._is_superseded = True
+            self.close()
+
+
+def _shut_down(
+    feeder: Feeder,
+    transfer: Transfer,
+    in_flight: deque[InFlight],
+    on_end: Callable[[], None],
+) -> None:
+    """Stop what a pass started; must not refer to the pass itself."""
+    feeder.close()
+    in_flight.clear()
+    transfer.close()
+    on_end()

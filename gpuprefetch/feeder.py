@@ -1,0 +1,228 @@
+"""In which thread is the source pulled, and how far ahead?
+
+A feeder gets entries from a puller, which prepares each batch in host memory (see
+``prepare``); it never issues device work. Two kinds with one face:
+:class:`InlineFeeder` pulls when asked, in the loop's thread; :class:`ThreadFeeder`
+pulls ahead in a thread.
+
+[Note: Credits]
+A thread feeder may have pulled only so many batches that were not yielded yet, wherever
+they are: in its hands, in the queue, or in flight on the device. Each pull takes a
+credit, each yielded batch gives one back. There are ``depth`` of them, and two more for
+a source with worker processes.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+import weakref
+from typing import Protocol
+
+import torch
+
+from gpuprefetch.entry import Entry
+from gpuprefetch.errors import ForkedError
+from gpuprefetch.puller import Puller
+from gpuprefetch.staging import SlotRing
+from gpuprefetch.streams import is_asynchronous, make_current
+
+__all__ = ["Feeder", "InlineFeeder", "ThreadFeeder"]
+
+_logger = logging.getLogger(__name__)
+
+# How long closing waits for a thread that is inside the source's own code. The thread
+# cannot be interrupted there; it ends by itself at the source's next batch or error.
+_JOIN_TIMEOUT_S = 2.0
+
+
+class Feeder(Protocol):
+    """What a pass needs of either kind."""
+
+    is_inline: bool
+    """Whether :meth:`take` runs the source's code in the calling thread."""
+
+    def take(self, *, may_wait: bool) -> Entry | None:
+        """Get the next entry; ``None`` when it would have to wait and may not."""
+
+    def note_yielded(self) -> None:
+        """Learn that a batch went to the loop, so that another may be pulled."""
+
+    def close(self) -> None:
+        """Stop, and let go of the source's iterator. Safe to call twice."""
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a thread may still be in the source's code or fill a slot."""
+
+
+class InlineFeeder:
+    """Pulls in the loop's thread, each time it is asked.
+
+    Args:
+        puller: Where entries come from.
+    """
+
+    is_inline = True
+
+    def __init__(self, puller: Puller) -> None:
+        self._puller = puller
+
+    def take(self, *, may_wait: bool) -> Entry | None:
+        """Pull the next entry now."""
+        return self._puller.pull()
+
+    def note_yielded(self) -> None:
+        """Nothing is pulled ahead of the asking."""
+
+    def close(self) -> None:
+        """Let go of the source's iterator."""
+        self._puller.drop_iterator()
+
+    @property
+    def is_running(self) -> bool:
+        """Nothing runs between two calls."""
+        return False
+
+
+class ThreadFeeder:
+    """Pulls ahead in a thread named ``gpuprefetch-feeder``.
+
+    The thread knows the puller, the queue and the credits, but not the pass: a pass
+    that the loop drops is collected, which closes this feeder.
+
+    Args:
+        puller: Where entries come from; used by the thread alone while it runs.
+        num_credits: See [Note: Credits].
+        ring: Slots that the puller waits for, if it stages; closed with this feeder.
+        device: Made current in the thread, for device types whose pinned memory comes
+            from torch's allocator.
+    """
+
+    is_inline = False
+
+    def __init__(
+        self,
+        puller: Puller,
+        *,
+        num_credits: int,
+        ring: SlotRing | None,
+        device: torch.device,
+    ) -> None:
+        self._puller = puller
+        self._ring = ring
+        # Written by the thread, read by the loop. Bounded by the credits.
+        self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        # Given back by the loop for each batch it got, taken by the thread per pull.
+        # A queue, since its `put` may run in the middle of its `get`: the garbage
+        # collector can close a dropped pass in any thread, this one included.
+        self._credits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(num_credits):
+            self._credits.put(None)
+        # Set once by the loop's thread; read by the feeder's between two pulls.
+        self._stop = threading.Event()
+        self._owner_pid = os.getpid()
+        # A daemon, since a source that hangs must not keep the interpreter from
+        # exiting; `_close_live_feeders` ends the ordinary ones in good order.
+        self._thread = threading.Thread(
+            target=_feed,
+            args=(puller, self._entries, self._credits, self._stop, device),
+            name="gpuprefetch-feeder",
+            daemon=True,
+        )
+        _live_feeders.add(self)
+        self._thread.start()
+
+    def take(self, *, may_wait: bool) -> Entry | None:
+        """Get the next entry in order; wait for it only if ``may_wait``.
+
+        Raises:
+            ForkedError: This is a child of the process that has the thread.
+        """
+        if may_wait and os.getpid() != self._owner_pid:
+            raise ForkedError(
+                "a pass that was started before a fork cannot go on in the child: its "
+                "feeder thread is the parent's. Call iter(loader) in the child."
+            )
+        try:
+            return self._entries.get(block=may_wait)
+        except queue.Empty:
+            return None
+
+    def note_yielded(self) -> None:
+        """Give one credit back."""
+        self._credits.put(None)
+
+    def close(self) -> None:
+        """Stop the thread, wait for it, and let go of the source's iterator."""
+        if os.getpid() != self._owner_pid:
+            # A forked child has this object but not its thread, and the iterator's
+            # workers are the parent's.
+            return
+        self._stop.set()
+        self._credits.put(None)  # Wakes the thread if it waits for a credit.
+        if self._ring is not None:
+            self._ring.close()
+        if self._thread is threading.current_thread():
+            # The garbage collector came to a dropped pass in here; the thread lets go
+            # of the iterator by itself.
+            return
+        self._thread.join(_JOIN_TIMEOUT_S)
+        if self._thread.is_alive():
+            _logger.warning(
+                "the source is still busy with a batch %s s after its pass was closed; "
+                "thread %s ends when that batch is done. Look for a dataset or worker "
+                "that hangs. logging.getLogger('gpuprefetch').setLevel(logging.ERROR) "
+                "silences this.",
+                _JOIN_TIMEOUT_S,
+                self._thread.name,
+            )
+            return
+        with contextlib.suppress(KeyError):
+            _live_feeders.remove(self)
+        self._puller.drop_iterator()
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the thread has not ended yet."""
+        return self._thread.is_alive()
+
+
+def _feed(
+    puller: Puller,
+    entries: queue.SimpleQueue[Entry],
+    credits_left: queue.SimpleQueue[None],
+    stop: threading.Event,
+    device: torch.device,
+) -> None:
+    """Pull until the source ends, fails, or ``stop`` is set; the thread's main."""
+    if is_asynchronous(device):
+        make_current(device)
+    while True:
+        credits_left.get()
+        if stop.is_set():
+            break
+        try:
+            entry = puller.pull()
+        except BaseException as error:
+            # Also SystemExit and the like: the loop waits for an entry.
+            entry = Entry(error=error)
+        entries.put(entry)
+        if entry.is_last:
+            break
+        del entry  # Not kept alive while the next one is pulled.
+    if stop.is_set():
+        puller.drop_iterator()
+
+
+# Feeders whose thread may run, for the end of the interpreter.
+_live_feeders: weakref.WeakSet[ThreadFeeder] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_live_feeders() -> None:
+    """End every feeder while threads and worker processes still work normally."""
+    for feeder in list(_live_feeders):
+        feeder.close()

@@ -1,0 +1,310 @@
+"""What does a user configure, and what does a loader keep?
+
+:class:`StreamPrefetchLoader` holds the settings, and what is kept from pass to pass:
+the side streams, the pinned slots and the progress. A pass itself is an
+:class:`Epoch`.
+
+Invariant: construction draws no random number, starts no thread and touches no device;
+the device, the stream and the rank are looked up when a pass starts.
+"""
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from gpuprefetch.assembly import Surroundings, open_pass
+from gpuprefetch.epoch import Epoch
+from gpuprefetch.errors import SettingTypeError, StateError
+from gpuprefetch.progress import Progress
+from gpuprefetch.resources import Resources
+from gpuprefetch.seeding import BatchSeeds, draw_base_seed
+from gpuprefetch.selection import Selection
+from gpuprefetch.settings import Settings, parse_device, resolve_device
+from gpuprefetch.source import SourceTraits, start_source
+from gpuprefetch.stats import Counters, LoaderStats, snapshot
+from gpuprefetch.transform import (
+    DeviceTransform,
+    adapt_transform,
+    describe_transform,
+)
+
+__all__ = ["StreamPrefetchLoader"]
+
+Batch = TypeVar("Batch")
+
+# Attributes of the loader itself; all others are the source's.
+_OWN_ATTRIBUTES = frozenset(
+    {"source", "_settings", "_resources", "_progress", "_counters", "_passes"}
+)
+
+
+class StreamPrefetchLoader(Generic[Batch]):
+    """Yields the batches of ``source``, copied to the device and transformed there.
+
+    While the loop works on one batch, the next ones are copied and transformed on a
+    side stream. What is yielded is ready on whatever stream is current in the loop.
+
+    Attributes that this class does not have are read from and written to the source:
+    ``loader.sampler.set_epoch(3)``, ``loader.dataset``, ``loader.batch_size``.
+
+    Args:
+        source: A DataLoader, or any re-iterable of batches. An iterator works for one
+            pass; at most ``depth`` items beyond those yielded are taken from it.
+        transform: Called with the batch's inputs, on the device, without gradients, and
+            with random generators set per batch. A Kornia augmentation gets uint8
+            images as float32 in [0, 1] and draws per sample.
+        inputs: What ``transform`` gets and replaces: an index, a key or a field, or a
+            tuple of them (then that many arguments and results). ``None``: a bare
+            tensor itself, or item 0 of a tuple or list.
+        batch_transform: Instead of ``transform``: called with the whole batch, returns
+            the new one.
+        device: Where batches go. ``None``: the accelerator that is current when a pass
+            starts, or the CPU where there is none.
+        depth: Most batches pulled from the source, or in flight on the device, and not
+            yet yielded; at least 1. With 1 no copy and no transform overlaps the loop's
+            step. From a DataLoader with workers two more are pulled into host memory.
+        background: Pull the source in a thread. ``None``: if it is a DataLoader with
+            workers.
+        seed: Base of the transform's random numbers. An int: every epoch differs, and a
+            new loader with the same seed repeats them. ``None``: follows torch's CPU
+            generator, so ``torch.manual_seed`` before an epoch repeats that epoch.
+
+    Raises:
+        SettingError: An argument has a value that is not accepted.
+        SettingTypeError: An argument has a type that is not accepted.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Batch],
+        transform: Callable[..., Any] | None = None,
+        *,
+        # What the transform gets
+        inputs: Hashable | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
+        # Where and how far ahead
+        device: torch.device | str | int | None = None,
+        depth: int = 2,
+        background: bool | None = None,
+        # Randomness
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
+            raise SettingTypeError(
+                "source must be a DataLoader or another iterable of batches, got "
+                f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
+            )
+        self.source = source
+        self._settings = Settings(
+            transform=transform,
+            inputs=inputs,
+            batch_transform=batch_transform,
+            device=parse_device(device),
+            depth=depth,
+            background=background,
+            seed=seed,
+        )
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        self._resources = Resources()
+        self._progress = Progress()
+        self._counters = Counters()
+        self._passes: weakref.WeakSet[Epoch[Batch]] = weakref.WeakSet()
+
+    # Iteration #
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start a pass over the source.
+
+        Passes are independent of each other, unless the source has one iterator for all
+        of them; then an unfinished one ends here.
+        """
+        traits = SourceTraits.of(self.source)
+        self._supersede_passes(traits)
+        device = resolve_device(self._settings.device)
+        progress = self._progress.next_pass()
+        # Before iter(source), which advances it: the base seed and a later resume need
+        # to know; see [Note: Base seed].
+        generator_before = torch.default_generator.get_state()
+        # Workers start here; with a loaded state, under the generator that it holds.
+        started = start_source(self.source, progress)
+        # After that, so that the sample order is that of the bare loader.
+        transform = self._device_transform(device, progress, generator_before)
+        if progress.generator_state is None:
+            # Kept when loaded: a second save must name the start of the same epoch.
+            progress.generator_state = generator_before
+        self._progress, self._counters = progress, Counters(progress.epoch)
+        epoch: Epoch[Batch] = open_pass(
+            started,
+            transform,
+            Surroundings(
+                self.source,
+                self._settings,
+                traits,
+                device,
+                self._resources,
+                progress,
+                self._counters,
+            ),
+        )
+        self._passes.add(epoch)
+        return epoch
+
+    def _supersede_passes(self, traits: SourceTraits) -> None:
+        """End unfinished passes, where the source's iterator serves one at a time."""
+        if traits.shares_iterator:
+            for unfinished in list(self._passes):
+                unfinished.supersede()
+
+    def __len__(self) -> int:
+        """Give the number of batches that the source announces.
+
+        Raises:
+            TypeError: The source does not know.
+        """
+        try:
+            return len(self.source)  # type: ignore[arg-type]
+        except Exception as error:
+            raise TypeError(
+                f"the source ({type(self.source).__name__}) has no length: {error}"
+            ) from error
+
+    def _device_transform(
+        self, device: torch.device, progress: Progress, generator_before: torch.Tensor
+    ) -> DeviceTransform | None:
+        settings = self._settings
+        if settings.function is None:
+            return None
+        return DeviceTransform(
+            adapt_transform(settings.function),
+            selection=(
+                None if settings.transform is None else Selection(settings.inputs)
+            ),
+            seeds=self._seeds_for(progress, generator_before),
+            device=device,
+        )
+
+    def _seeds_for(
+        self, progress: Progress, generator_before: torch.Tensor
+    ) -> BatchSeeds:
+        """Give the seeds of a pass; draws its base seed if it has none."""
+        if self._settings.seed is not None:
+            return BatchSeeds.for_epoch(self._settings.seed, progress.epoch)
+        if progress.base_seed is None:
+            progress.base_seed = draw_base_seed(generator_before)
+        return BatchSeeds.for_epoch(progress.base_seed, None)
+
+    # State #
+
+    def state_dict(self) -> dict[str, Any]:
+        """Describe what was yielded so far; see [Note: Resume counts what was yielded].
+
+        Returns:
+            A dict for ``torch.save``, of plain values, one uint8 tensor, and the state
+            of the source where that keeps one.
+        """
+        return self._progress.to_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on after the last batch that ``state`` counts.
+
+        Raises:
+            StateError: The state is of another version, or the source is an iterator.
+        """
+        progress = Progress.from_state(state)
+        traits = SourceTraits.of(self.source)
+        if traits.is_one_shot and not traits.keeps_state:
+            raise StateError(
+                f"the source is a {type(self.source).__name__}, an iterator that "
+                "cannot be started again. Pass the iterable that it came from."
+            )
+        if traits.keeps_state != (progress.source_state is not None) and (
+            progress.yielded > 0
+        ):
+            raise StateError(
+                "the state was saved over a source "
+                f"{'with' if progress.source_state is not None else 'without'} a "
+                f"state_dict, and {type(self.source).__name__} has "
+                f"{'one' if traits.keeps_state else 'none'}. Use the same kind."
+            )
+        self._supersede_passes(traits)
+        if progress.source_state is not None:
+            stateful: Any = self.source
+            stateful.load_state_dict(progress.source_state)
+        self._progress = progress
+
+    def stats(self) -> LoaderStats:
+        """Give the figures of the newest pass; costs no synchronization."""
+        return snapshot(
+            self._counters,
+            pinned_bytes=self._resources.pinned_bytes,
+            transform=describe_transform(self._settings.function),
+        )
+
+    def report(self) -> str:
+        """Say what :meth:`stats` says in a few lines of text."""
+        return self.stats().report()
+
+    # Lifetime #
+
+    def close(self) -> None:
+        """End unfinished passes and give pinned memory back. Safe to call twice.
+
+        The loader can be iterated again afterwards.
+        """
+        for unfinished in list(self._passes):
+            unfinished.close()
+        self._resources.release()
+
+    def __enter__(self) -> "StreamPrefetchLoader[Batch]":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Take along the settings only: no stream, thread, batch or position."""
+        return {"source": self.source, "_settings": self._settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_life()
+
+    # The source's attributes #
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what this object does not have.
+        source = self.__dict__.get("source")
+        if source is None or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        try:
+            return getattr(source, name)
+        except AttributeError:
+            raise AttributeError(
+                f"neither {type(self).__name__} nor its source "
+                f"({type(source).__name__}) has an attribute {name!r}"
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_special = name.startswith("__") and name.endswith("__")
+        if is_special or name in _OWN_ATTRIBUTES or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.source, name, value)
+
+    def __repr__(self) -> str:
+        settings = self._settings
+        name = describe_transform(settings.function)
+        return (
+            f"{type(self).__name__}({type(self.source).__name__}, transform={name}, "
+            f"device={settings.device}, depth={settings.depth})"
+        )

@@ -1,0 +1,110 @@
+"""What is done to a batch in host memory before it goes to the device?
+
+Runs where the source is pulled: in the feeder thread, or in the loop's thread. Batches
+for a device that copies beside the loop have their pageable leaves packed into a pinned
+slot. Where a source may refill a batch before its copy is issued, all its tensors and
+arrays are copied; what moves itself is the user's to copy.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gpuprefetch.batch import leaves_of, map_leaves
+from gpuprefetch.entry import Prepared
+from gpuprefetch.move import is_plain_dense
+from gpuprefetch.pinned import PinnedBuffer
+from gpuprefetch.scope import transform_modes
+from gpuprefetch.staging import SlotRing, StagedLeaf, fill_slot
+
+__all__ = ["StagingPreparer", "prepare_as_is", "prepare_by_cloning"]
+
+
+def prepare_as_is(batch: Any) -> Prepared:
+    """Leave the batch in the source's own memory."""
+    return Prepared(batch)
+
+
+def prepare_by_cloning(batch: Any) -> Prepared:
+    """Copy tensors and arrays, so that the source may write into its own again."""
+
+    def clone(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else _copy_array(leaf)
+
+    with torch.no_grad():
+        return Prepared(map_leaves(batch, clone))
+
+
+def _copy_array(leaf: Any) -> Any:
+    """Copy a NumPy array; return everything else as it is."""
+    # A leaf of that class can exist only if its module has been imported.
+    numpy = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(leaf, numpy.ndarray)
+    return leaf.copy() if is_array else leaf
+
+
+class StagingPreparer:
+    """Packs the leaves that are not pinned into a slot.
+
+    Args:
+        ring: Where free slots come from.
+        device: Accelerator that will read them.
+        may_refill: The source may write into the memory of this batch, once it is asked
+            for the next one.
+        is_threaded: That may happen before the copy of this batch is issued. Then
+            leaves that are pinned are packed too.
+    """
+
+    def __init__(
+        self,
+        ring: SlotRing,
+        *,
+        device: torch.device,
+        may_refill: bool,
+        is_threaded: bool,
+    ) -> None:
+        self._ring = ring
+        self._device = device
+        self._copies_pinned = may_refill and is_threaded
+        self._copies_arrays = may_refill
+
+    def __call__(self, batch: Any) -> Prepared:
+        """Prepare one batch; waits while no slot is free."""
+        if self._copies_arrays:
+            batch = map_leaves(batch, _copy_array)
+        leaves_host = [leaf for leaf in leaves_of(batch) if self._needs_slot(leaf)]
+        staged: Iterator[StagedLeaf] = iter(())
+        slot = None
+        if leaves_host:
+            slot = self._ring.wait_for_slot()
+            if slot is None:
+                # The pass was closed while this thread waited; nobody takes this.
+                return Prepared(None)
+            with transform_modes(self._device):
+                staged = iter(fill_slot(slot, leaves_host, self._allocate))
+        elif not self._copies_pinned:
+            return Prepared(batch)
+        wanted = set(map(id, leaves_host))
+
+        def stand_in(leaf: Any) -> Any:
+            if id(leaf) in wanted:
+                return next(staged)
+            if self._copies_pinned and isinstance(leaf, torch.Tensor) and leaf.is_cpu:
+                # Sparse and other layouts, which do not fit into a slot.
+                return leaf.clone()
+            return leaf
+
+        return Prepared(map_leaves(batch, stand_in), slot)
+
+    def _needs_slot(self, leaf: Any) -> bool:
+        if not isinstance(leaf, torch.Tensor):
+            return False
+        # Asked first: true of most leaves that need no slot, and quickly answered.
+        if leaf.is_cpu and not self._copies_pinned and leaf.is_pinned():
+            return False
+        return is_plain_dense(leaf)
+
+    def _allocate(self, num_bytes: int) -> PinnedBuffer:
+        return PinnedBuffer(num_bytes, self._device)

@@ -1,0 +1,165 @@
+"""Are the arguments of the loader sound, and what do their defaults stand for?"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpuprefetch.errors import SettingError, SettingTypeError
+
+__all__ = ["Settings", "parse_device", "resolve_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The keyword arguments of ``StreamPrefetchLoader``, checked."""
+
+    transform: Callable[..., Any] | None
+    """Called with the batch's inputs on the device."""
+    inputs: Hashable | None
+    """Index, key, field, or a tuple of those; ``None`` for the default input."""
+    batch_transform: Callable[[Any], Any] | None
+    """Called with the whole batch on the device."""
+    device: torch.device | None
+    """As given, maybe without an index; ``None`` for the current accelerator."""
+    depth: int
+    """Most batches pulled or issued and not yet yielded, at least 1."""
+    background: bool | None
+    """Whether a thread pulls the source; ``None`` decides by the source."""
+    seed: int | None
+    """Base seed; ``None`` takes one from torch's generator at each pass."""
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """What runs on the device: ``transform`` or ``batch_transform``."""
+        return self.batch_transform if self.transform is None else self.transform
+
+    def __post_init__(self) -> None:
+        self._check_transforms()
+        self._check_inputs()
+        _check_int("depth", self.depth)
+        if self.depth < 1:
+            raise SettingError(
+                f"depth must be at least 1, got {self.depth}. To prefetch nothing, "
+                "iterate the DataLoader itself."
+            )
+        if self.background is not None and not isinstance(self.background, bool):
+            raise SettingTypeError(
+                "background must be True, False or None (decide by the source), got "
+                f"{self.background!r}."
+            )
+        if self.seed is not None:
+            _check_int("seed", self.seed)
+
+    def _check_transforms(self) -> None:
+        for name in ("transform", "batch_transform"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise SettingTypeError(
+                    f"{name} must be callable, got {type(value).__name__}. Pass a "
+                    "function or a torch.nn.Module; for several in a row, an "
+                    "nn.Sequential."
+                )
+            if isinstance(value, type):
+                raise SettingTypeError(
+                    f"{name} is the class {value.__qualname__}, not an instance. "
+                    f"Pass {value.__qualname__}(...)."
+                )
+        if self.transform is not None and self.batch_transform is not None:
+            raise SettingError(
+                "transform and batch_transform were both given. Pass transform for a "
+                "function of the inputs, or batch_transform for one of the whole batch."
+            )
+
+    def _check_inputs(self) -> None:
+        if self.inputs is None:
+            return
+        if self.transform is None:
+            raise SettingError(
+                f"inputs={self.inputs!r} says what transform gets, but there is no "
+                "transform. Pass transform=..., or leave inputs out (batch_transform "
+                "always gets the whole batch)."
+            )
+        names = self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
+        if not names:
+            raise SettingError(
+                "inputs is an empty tuple. Name at least one index, key or field, or "
+                "pass None for the default input."
+            )
+        if any(not isinstance(name, Hashable) for name in names):
+            raise SettingTypeError(
+                f"inputs must be an index, a key, a field name, or a tuple of those, "
+                f"got {self.inputs!r}."
+            )
+
+
+def _check_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingTypeError(
+            f"{name} must be an int, got {type(value).__name__} ({value!r}). Pass "
+            f"{name}=2, for example."
+        )
+
+
+def parse_device(device: object) -> torch.device | None:
+    """Read the ``device`` argument.
+
+    Raises:
+        SettingError: torch knows no such device.
+        SettingTypeError: It is of a type that names no device.
+    """
+    if device is None or isinstance(device, torch.device):
+        return device
+    if isinstance(device, bool) or not isinstance(device, (str, int)):
+        raise SettingTypeError(
+            "device must be a torch.device, a string such as 'cuda' or 'cuda:1', an "
+            f"int or None (the current accelerator), got {type(device).__name__}."
+        )
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise SettingError(
+            f"device={device!r} is not a device that torch knows: {error}"
+        ) from error
+
+
+def resolve_device(device: torch.device | None) -> torch.device:
+    """Say where batches go, with the index that is current now.
+
+    Args:
+        device: As the user gave it; ``None`` for the current accelerator, or the CPU
+            where there is none.
+
+    Raises:
+        SettingError: The device is not available on this machine.
+    """
+    if device is None:
+        if not torch.accelerator.is_available():
+            return torch.device("cpu")
+        device = torch.accelerator.current_accelerator()
+        assert device is not None
+    if device.type in ("cpu", "meta"):
+        return torch.device(device.type)
+    try:
+        module = torch.get_device_module(device)
+        is_available = module.is_available()
+    except RuntimeError:
+        # torch knows the name, but nothing that implements it is installed.
+        is_available = False
+    if not is_available:
+        raise SettingError(
+            f"device={str(device)!r} is not available here (torch {torch.__version__} "
+            f"sees no {device.type} device). Pass device='cpu', or None for whatever "
+            "there is."
+        )
+    if device.type == "mps":
+        return torch.device("mps", 0)
+    if device.index is None:
+        return torch.device(device.type, module.current_device())
+    if device.index >= module.device_count():
+        raise SettingError(
+            f"device={str(device)!r} does not exist: there are "
+            f"{module.device_count()} {device.type} devices, counted from 0."
+        )
+    return device

@@ -1,0 +1,206 @@
+"""Where do streams and events come from, and how does a batch cross between them?
+
+The only maker of streams and events in the package. Works through torch's device
+modules (``torch.cuda``, ``torch.xpu``); what only CUDA offers is asked for by name.
+
+[Note: Hand-off]
+A batch is copied and transformed on the *side stream*; the loop works on whatever
+stream is current in it. Two things make the crossing safe:
+
+1. *Order.* ``enqueue_wait`` makes the consumer's stream wait for the event recorded
+   right after that batch. An event per batch, and not ``wait_stream``: the latter would
+   also wait for the batches behind it.
+2. *Memory.* The batch lives in blocks that torch's allocator keeps for the side stream.
+   When the loop drops the batch, such a block would be free for the next copy at once,
+   while kernels of the loop may still have to read it. ``record_use`` tells the
+   allocator which other stream reads it, so it is reused only after those kernels.
+
+The consumer's stream is looked up at each hand-off and never stored: a loop may change
+its stream at any time.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+import torch
+
+from gpuprefetch.containers import has_own_to, tensors_within
+
+__all__ = [
+    "Event",
+    "SideStream",
+    "Stream",
+    "current_stream",
+    "enqueue_wait",
+    "is_asynchronous",
+    "make_current",
+    "make_sleeping_event",
+    "record_use",
+]
+
+# Device types on which copies and transforms may run beside the loop. MPS is not among
+# them: its non-blocking copies have been seen to hand over unfinished data.
+_ASYNC_DEVICE_TYPES = ("cuda", "xpu")
+
+
+class Event(Protocol):
+    """What this package needs of ``torch.cuda.Event`` and its relatives."""
+
+    def query(self) -> bool:
+        """Tell whether the device is past this point."""
+
+    def synchronize(self) -> None:
+        """Block the host until it is."""
+
+
+class Stream(Protocol):
+    """What this package needs of ``torch.cuda.Stream`` and its relatives."""
+
+    def wait_event(self, event: Event) -> None:
+        """Let later work wait for the event; returns at once."""
+
+    def wait_stream(self, stream: "Stream") -> None:
+        """Let later work wait for all that the other stream has queued."""
+
+    def record_event(self, event: Event) -> Event:
+        """Mark the point that the queue has reached."""
+
+
+def _device_module(device: torch.device) -> Any:
+    """Give ``torch.cuda`` or ``torch.xpu``, which torch leaves untyped."""
+    return torch.get_device_module(device)
+
+
+def make_current(device: torch.device) -> None:
+    """Make a device the current one of the calling thread."""
+    _device_module(device).set_device(device)
+
+
+def make_sleeping_event(device: torch.device) -> Event:
+    """Make an event whose ``synchronize`` sleeps, where the device offers that."""
+    sleeps = {"blocking": True} if device.type == "cuda" else {}
+    event: Event = _device_module(device).Event(**sleeps)
+    return event
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """Tell whether batches can be prepared on ``device`` beside the loop's own work."""
+    return device.type in _ASYNC_DEVICE_TYPES
+
+
+class SideStream:
+    """The stream on which one loader copies and transforms, made once and for life.
+
+    A stream per epoch would leave a pool of reserved memory behind each time, since
+    torch's allocator keeps free blocks per stream.
+
+    Args:
+        device: Accelerator with an index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module = _device_module(device)
+        self._stream: Stream = self._module.Stream(device)
+
+    def entered(self) -> AbstractContextManager[Stream]:
+        """Make this the current stream, and its device the current one, in a block.
+
+        The same as ``torch.cuda.stream`` at half its cost. The block is given the
+        stream that was current before.
+        """
+        return _Entered(self.device, self._stream)
+
+    def record_event(self) -> Event:
+        """Mark the point that this stream's queue has now reached."""
+        return self._stream.record_event(self._module.Event())
+
+    def enqueue_wait_for(self, stream: Stream) -> None:
+        """Let this stream wait for all that ``stream`` has queued so far.
+
+        Needed once before a pass, since the transform may read weights that the loop's
+        stream still writes, and before batches that already lie on the device.
+        """
+        self._stream.wait_stream(stream)
+
+    def record_use(self, leaf: object) -> None:
+        """Keep a leaf made on another stream alive until this stream has read it."""
+        record_use(leaf, self._stream)
+
+
+class _Entered:
+    """One block in which a side stream is current; see ``SideStream.entered``."""
+
+    __slots__ = ("_device", "_module", "_outer_device", "_outer_stream", "_stream")
+
+    def __init__(self, device: torch.device, stream: Stream) -> None:
+        self._device = device
+        self._module = _device_module(device)
+        self._stream = stream
+
+    def __enter__(self) -> Stream:
+        self._outer_device = self._module.current_device()
+        self._outer_stream = current_stream(self._device)
+        self._module.set_stream(self._stream)
+        return self._outer_stream
+
+    def __exit__(self, *exception: object) -> None:
+        self._module.set_stream(self._outer_stream)
+        if self._outer_device != self._device.index:
+            self._module.set_device(self._outer_device)
+
+
+def current_stream(device: torch.device) -> Stream:
+    """Look up the stream on which the calling thread issues work now."""
+    # By index: looking up a torch.device takes three times as long.
+    stream: Stream = _device_module(device).current_stream(device.index)
+    return stream
+
+
+def enqueue_wait(event: Event, device: torch.device) -> Stream:
+    """Let the stream that is current now wait for ``event``; see [Note: Hand-off].
+
+    Returns:
+        That stream: the one on which the batch is about to be used.
+    """
+    consumer = current_stream(device)
+    consumer.wait_event(event)
+    return consumer
+
+
+def record_use(leaf: object, stream: Stream) -> None:
+    """Note that ``stream`` reads ``leaf``; see [Note: Hand-off].
+
+    Args:
+        leaf: A tensor of any layout, an object that moves itself, with or without a
+            ``record_stream`` of its own, or anything else, which is passed over.
+        stream: The reading stream.
+    """
+    if isinstance(leaf, torch.Tensor):
+        parts = (leaf,) if leaf.layout is torch.strided else _storage_tensors(leaf)
+        for part in parts:
+            if is_asynchronous(part.device):
+                part.record_stream(stream)  # type: ignore[arg-type]
+    elif has_own_to(leaf):
+        record = getattr(leaf, "record_stream", None)
+        if callable(record):
+            record(stream)
+        else:
+            for tensor in tensors_within(leaf):
+                record_use(tensor, stream)
+
+
+def _storage_tensors(leaf: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Name the dense tensors that hold the memory of a leaf of another layout."""
+    if leaf.layout is torch.sparse_coo:
+        yield leaf._indices()
+        yield leaf._values()
+    elif leaf.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (leaf.crow_indices(), leaf.col_indices(), leaf.values())
+    elif leaf.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (leaf.ccol_indices(), leaf.row_indices(), leaf.values())
+    elif leaf.layout is torch.jagged:
+        yield from (leaf.values(), cast(Any, leaf).offsets())
+    else:
+        yield leaf

@@ -1,0 +1,250 @@
+"""How does a prepared batch get onto the device, through the transform, to the loop?
+
+:class:`StreamTransfer` issues copies and transforms on the side stream and hands each
+batch over to the loop's stream (see [Note: Hand-off] in ``streams``). All of it is
+issued by the loop's own thread, so the device, grad mode and generators of that thread
+apply and a graph capture of the loop is never disturbed by another one.
+:class:`InlineTransfer` does the same work at once, where nothing can run beside the
+loop.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gpuprefetch import streams
+from gpuprefetch.batch import leaves_of, map_leaves
+from gpuprefetch.batch_copy import BatchCopy
+from gpuprefetch.entry import Entry, InFlight, Prepared, as_batch_error
+from gpuprefetch.host_lead import HostLead
+from gpuprefetch.move import move_leaf, num_bytes_of
+from gpuprefetch.scope import transform_modes
+from gpuprefetch.staging import SlotRing
+from gpuprefetch.streams import Event, SideStream
+from gpuprefetch.transform import DeviceTransform
+
+__all__ = ["InlineTransfer", "StreamTransfer", "Transfer"]
+
+# Whose fault a StopIteration from the middle of the issuing is.
+_USER_CODE = "the transform, or an object's own to(),"
+
+
+class Transfer(Protocol):
+    """What a pass needs of either kind."""
+
+    depth: int
+    """Most batches that may be issued and not yet yielded."""
+    copied_bytes: int
+    """Bytes of dense tensors issued to the device so far in this pass."""
+
+    def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
+        """Issue the copy and the transform of one batch."""
+
+    def hand_off(self, in_flight: InFlight) -> object:
+        """Give the batch to the stream that is current now; does not block."""
+
+    def wait_before_step(self) -> None:
+        """Do what is due when the loop asks for a batch; may block the host."""
+
+    def wait_before_pull(self, *, may_wait: bool) -> None:
+        """Make sure that the source may be pulled; may block only if ``may_wait``."""
+
+    def close(self) -> None:
+        """Wait for copies under way; nothing reads host memory afterwards."""
+
+
+class InlineTransfer:
+    """Moves and transforms a batch at once; for the CPU, MPS and meta devices.
+
+    Args:
+        device: Where batches go.
+        transform: What is done to them there, if anything.
+    """
+
+    depth = 1
+
+    def __init__(self, device: torch.device, transform: DeviceTransform | None) -> None:
+        self._device = device
+        self._transform = transform
+        self.copied_bytes = 0
+
+    def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
+        """Move and transform one batch."""
+        if entry.prepared is None:
+            return _end_of_source(entry)
+        state = entry.source_state
+        try:
+            with transform_modes(self._device):
+                batch = self._move_batch(entry.prepared.batch_host)
+                if self._transform is not None:
+                    batch = self._transform.apply(batch, batch_index)
+        except Exception as error:
+            return InFlight(source_state=state, error=as_batch_error(error, _USER_CODE))
+        return InFlight(batch, source_state=state)
+
+    def _move_batch(self, batch: object) -> object:
+        def move(leaf: object) -> object:
+            moved = move_leaf(
+                leaf, batch=batch, device=self._device, non_blocking=False
+            )
+            if moved is not leaf:
+                self.copied_bytes += num_bytes_of(moved)
+            return moved
+
+        return map_leaves(batch, move)
+
+    def hand_off(self, in_flight: InFlight) -> object:
+        """Return the batch, which is ready."""
+        return in_flight.batch_device
+
+    def wait_before_step(self) -> None:
+        """Nothing is under way."""
+
+    def wait_before_pull(self, *, may_wait: bool) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+def _end_of_source(entry: Entry) -> InFlight:
+    return InFlight(source_state=entry.source_state, error=entry.error, is_last=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Copies of one batch that may still read host memory."""
+
+    copied: Event
+    """Recorded on the side stream after the copies of the batch."""
+    prepared: Prepared
+    """Keeps the source's pinned leaves alive, and names the slot to free."""
+    reads_source: bool
+    """Some leaf is copied from the source's own memory, not from the slot."""
+
+
+class StreamTransfer:
+    """Issues copies and transforms on a side stream.
+
+    Args:
+        side: The loader's side stream.
+        transform: What is done to batches on the device, if anything.
+        ring: Where the slots of staged batches go back to.
+        depth: Most batches in flight.
+        waits_for_source: This thread pulls the source, which may write into the memory
+            of the batch before: then no copy from it may be under way.
+    """
+
+    def __init__(
+        self,
+        side: SideStream,
+        *,
+        transform: DeviceTransform | None,
+        ring: SlotRing,
+        depth: int,
+        waits_for_source: bool,
+    ) -> None:
+        self.depth = depth
+        self.copied_bytes = 0
+        self._side = side
+        self._transform = transform
+        self._ring = ring
+        self._waits_for_source = waits_for_source
+        # Oldest first. Only the loop's thread reads and writes it.
+        self._copying: deque[_Copying] = deque()
+        self._host_lead = HostLead(depth, side.device)
+        # What the loop has queued until now, such as the weights of an encoder that is
+        # the transform, comes before this pass.
+        side.enqueue_wait_for(streams.current_stream(side.device))
+
+    # Issue #
+
+    def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
+        """Issue the copy and the transform of one batch and return at once."""
+        if entry.prepared is None:
+            return _end_of_source(entry)
+        state = entry.source_state
+        try:
+            with self._side.entered() as consumer, transform_modes(self._side.device):
+                batch, ready = self._enqueue_copies(entry.prepared, consumer)
+                if self._transform is not None:
+                    batch = self._transform.apply(batch, batch_index)
+                    ready = self._side.record_event()
+        except Exception as error:
+            return InFlight(source_state=state, error=as_batch_error(error, _USER_CODE))
+        return InFlight(batch, ready, state)
+
+    def _enqueue_copies(
+        self, prepared: Prepared, consumer: streams.Stream
+    ) -> tuple[object, Event]:
+        """Issue the copies; give the batch and the event that follows them."""
+        if prepared.slot is not None:
+            prepared.slot.pin()
+        copy = BatchCopy(self._side, prepared, consumer)
+        try:
+            batch = map_leaves(prepared.batch_host, copy.enqueue_leaf)
+        finally:
+            # Also when a leaf failed: what was issued before it still runs.
+            copied = self._side.record_event()
+            if self._copying and self._copying[-1].prepared is prepared:
+                # Ctrl-C came while this batch was issued, and it is issued again. The
+                # new event covers both copies, and the slot must be freed once.
+                self._copying.pop()
+            self._copying.append(_Copying(copied, prepared, copy.reads_source))
+            self.copied_bytes += copy.num_bytes
+        return batch, copied
+
+    # Hand-off #
+
+    def hand_off(self, in_flight: InFlight) -> object:
+        """Make the batch usable on the stream that is current now.
+
+        See [Note: Hand-off]; every tensor at any depth is recorded.
+        """
+        if in_flight.ready is not None:
+            consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
+            for leaf in leaves_of(in_flight.batch_device):
+                streams.record_use(leaf, consumer)
+            self._host_lead.enqueue_step_event(consumer)
+        return in_flight.batch_device
+
+    # Host memory #
+
+    def wait_before_step(self) -> None:
+        """Keep the host's lead in bounds, and free the slots that were copied."""
+        self._host_lead.wait_in_bounds()
+        while self._copying and self._copying[0].copied.query():
+            self._free_slot(self._copying.popleft())
+
+    def wait_before_pull(self, *, may_wait: bool) -> None:
+        """Make sure that the source, or the feeder, can go on.
+
+        A source that refills its buffers is pulled again only after the copies from
+        them. Before a blocking wait every slot is freed that can be: a feeder may be
+        waiting for one, and only this thread frees them.
+        """
+        if not may_wait:
+            return
+        while self._copying and (not self._ring.has_free or self._reads_source()):
+            self._wait_oldest_copy()
+
+    def _reads_source(self) -> bool:
+        return self._waits_for_source and any(
+            copying.reads_source for copying in self._copying
+        )
+
+    def _wait_oldest_copy(self) -> None:
+        oldest = self._copying.popleft()
+        oldest.copied.synchronize()
+        self._free_slot(oldest)
+
+    def _free_slot(self, copied: _Copying) -> None:
+        if copied.prepared.slot is not None:
+            self._ring.release(copied.prepared.slot)
+
+    def close(self) -> None:
+        """Wait for the copies under way, which read slots or the source's memory."""
+        while self._copying:
+            self._wait_oldest_copy()

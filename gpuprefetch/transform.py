@@ -1,0 +1,114 @@
+"""What happens to a batch once it is on the device?
+
+The user's ``transform`` gets the inputs that ``inputs`` names, or ``batch_transform``
+gets the whole batch; random numbers come from the batch's seed. A transform that draws
+from its own generator (:class:`SeededTransform`) is given the seed; for any other the
+global generators are set and put back.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from gpuprefetch.move import check_on_device
+from gpuprefetch.seeding import BatchSeeds, generators_seeded
+from gpuprefetch.selection import Selection
+
+__all__ = [
+    "DeviceTransform",
+    "SeededTransform",
+    "adapt_transform",
+    "describe_transform",
+]
+
+
+@runtime_checkable
+class SeededTransform(Protocol):
+    """A transform that takes the batch's seed and leaves global generators alone."""
+
+    def apply_seeded(self, inputs: tuple[Any, ...], seed: int) -> Any:
+        """Transform ``inputs``; equal seeds give equal results."""
+
+
+class DeviceTransform:
+    """Applies the user's function to batches on the device.
+
+    Args:
+        function: ``transform``, ``batch_transform``, or a transform made from it.
+        selection: What ``function`` gets; ``None`` for the whole batch.
+        seeds: Where its random numbers come from.
+        device: Where batches lie and must stay.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | SeededTransform,
+        *,
+        selection: Selection | None,
+        seeds: BatchSeeds,
+        device: torch.device,
+    ) -> None:
+        self._function = function
+        self._selection = selection
+        self._seeds = seeds
+        self._device = device
+
+    def apply(self, batch: Any, batch_index: int) -> Any:
+        """Transform one batch; a ``None`` batch passes by.
+
+        The caller has set torch's modes; see ``scope``.
+
+        Raises:
+            SelectionError: The batch does not have what ``inputs`` names.
+            TransformError: The result cannot take the inputs' place.
+        """
+        if batch is None:
+            return None
+        seed = self._seeds.of_batch(batch_index)
+        inputs = (batch,) if self._selection is None else self._selection.take(batch)
+        result = self._call(inputs, seed)
+        if self._selection is not None:
+            result = self._selection.put(batch, result)
+        check_on_device(result, self._device)
+        return result
+
+    def _call(self, inputs: tuple[Any, ...], seed: int) -> Any:
+        function = self._function
+        if isinstance(function, SeededTransform):
+            return function.apply_seeded(inputs, seed)
+        with generators_seeded(seed, self._device):
+            return function(*inputs)
+
+
+def adapt_transform(
+    transform: Callable[..., Any],
+) -> Callable[..., Any] | SeededTransform:
+    """Take over a Kornia augmentation; return every other function as it is.
+
+    A Kornia augmentation, one of its containers, or an ``nn.Sequential`` of those is
+    copied, so the user's module never sees a batch. Neither Kornia nor the augmentation
+    package is loaded for anything else.
+    """
+    if not _is_kornia(transform):
+        return transform
+    from gpuprefetch.augment.kornia_adapter import KorniaTransform
+
+    return KorniaTransform(transform)
+
+
+def _is_kornia(transform: object) -> bool:
+    if type(transform) is torch.nn.Sequential:
+        return len(transform) > 0 and all(map(_is_kornia, transform))
+    return any(
+        kind.__module__.startswith("kornia.augmentation")
+        for kind in type(transform).__mro__
+    )
+
+
+def describe_transform(transform: Callable[..., Any] | None) -> str:
+    """Name a transform for people: its class, or its function's name."""
+    if transform is None:
+        return "none"
+    name = getattr(transform, "__qualname__", type(transform).__qualname__)
+    return f"{name} (Kornia)" if _is_kornia(transform) else str(name)

@@ -1,0 +1,181 @@
+"""How is the streams' part of the loader played through without a GPU?
+
+:class:`FakeDevice` makes torch's ``meta`` device look like one with streams: copies to
+it are real (shape and type without values), while streams and events only note what was
+asked of them. So it can be counted who waited for what and which leaf was recorded
+where. Whether the waiting suffices is a question for a real device.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gpuprefetch import prepare, streams
+
+__all__ = ["FakeDevice", "FakeEvent", "FakeStream", "fake_device_from"]
+
+
+class FakeEvent:
+    """Has fired at once, or when it was waited for; knows who recorded it.
+
+    Args:
+        has_fired: Whether ``query`` says so before anybody has waited.
+    """
+
+    def __init__(self, has_fired: bool = True) -> None:
+        self.recorded_by: FakeStream | None = None
+        self.was_synchronized = False
+        self._has_fired = has_fired
+
+    def query(self) -> bool:
+        return self._has_fired or self.was_synchronized
+
+    def synchronize(self) -> None:
+        """Nothing runs, so nothing is to be waited for."""
+        self.was_synchronized = True
+
+
+class FakeStream:
+    """Notes what it was told to wait for."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[FakeEvent | FakeStream] = []
+        self.events: list[FakeEvent] = []
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waited_for.append(event)
+
+    def wait_stream(self, stream: "FakeStream") -> None:
+        self.waited_for.append(stream)
+
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+        event = FakeEvent() if event is None else event
+        event.recorded_by = self
+        self.events.append(event)
+        return event
+
+
+class FakeDevice:
+    """Stands in for ``torch.cuda``, with the ``meta`` device in the place of a GPU."""
+
+    device = torch.device("meta")
+
+    def __init__(self) -> None:
+        self.consumer = FakeStream()
+        self._current = self.consumer
+        self._side_streams: list[FakeStream] = []
+        self._recorded: list[tuple[int, Any]] = []
+        # Ids are told apart only while their tensors live.
+        self._alive: list[torch.Tensor] = []
+        self.events_have_fired = True
+        """Whether events that are made from now on fire at once."""
+
+    # What the loader calls #
+
+    def Event(self, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(self.events_have_fired)
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        self._side_streams.append(FakeStream())
+        return self._side_streams[-1]
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return self._current
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def set_stream(self, stream: FakeStream) -> None:
+        self._current = stream
+
+    def set_device(self, device: torch.device) -> None:
+        """There is one."""
+
+    def current_device(self) -> int:
+        return 0
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        self._recorded.append((id(tensor), stream))
+        self._alive.append(tensor)
+
+    # What the tests ask #
+
+    def current(self, stream: FakeStream) -> contextlib.AbstractContextManager[None]:
+        """Make a stream the current one, as the loop would."""
+        return self.stream(stream)
+
+    def new_stream(self) -> FakeStream:
+        """Make a stream of the loop's own."""
+        return FakeStream()
+
+    @property
+    def made_streams(self) -> int:
+        """How many streams the loader has made."""
+        return len(self._side_streams)
+
+    @property
+    def side_stream(self) -> FakeStream:
+        """Give the first stream that the loader has made."""
+        return self._side_streams[0]
+
+    def recorded_on(self, stream: FakeStream) -> set[int]:
+        """Give the ids of the tensors that were recorded on a stream."""
+        return {tensor for tensor, on in self._recorded if on is stream}
+
+    def recorded_storages(self, stream: FakeStream) -> set[int]:
+        """Name the storages of the tensors that were recorded on a stream."""
+        return {
+            tensor.untyped_storage()._cdata
+            for (_, on), tensor in zip(self._recorded, self._alive, strict=True)
+            if on is stream
+        }
+
+    def batch_events(self) -> list[FakeEvent]:
+        """Give the events of the first side stream: one a batch, with no transform."""
+        return self.side_stream.events
+
+    def last_wait(self, stream: FakeStream) -> FakeEvent | FakeStream:
+        """Give what a stream was last told to wait for."""
+        return stream.waited_for[-1]
+
+
+class _PageableBuffer:
+    """Has the face of a pinned buffer; locking pages needs a device."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.num_bytes = num_bytes
+        self.bytes = torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def pin(self) -> None:
+        """There is nothing to lock."""
+
+    def unpin(self) -> None:
+        """There is nothing to unlock."""
+
+
+def fake_device_from(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """Put a fake device in the place of torch's device module."""
+    fake = FakeDevice()
+    real = torch.get_device_module
+    monkeypatch.setattr(
+        torch,
+        "get_device_module",
+        lambda device=None: (
+            fake if torch.device(device or "cpu").type == "meta" else real(device)
+        ),
+    )
+    types = (*streams._ASYNC_DEVICE_TYPES, "meta")
+    monkeypatch.setattr(streams, "_ASYNC_DEVICE_TYPES", types)
+    monkeypatch.setattr(prepare, "PinnedBuffer", _PageableBuffer)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, s: fake.record_stream(tensor, s)
+    )
+    return fake

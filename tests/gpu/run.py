@@ -1,0 +1,389 @@
+"""Does everything that needs a GPU hold on this machine?
+
+    python tests/gpu/run.py [--out DIR] [--tests-only | --bench-only]
+
+Runs the GPU tests, then the benchmarks, and writes ``tests/gpu/LAST_RUN.json``. It is
+what ``make gpu`` calls. Exit status 0: all tests passed, none was skipped that should
+have run, every promised figure was reached.
+
+Each file of tests runs in a process of its own with a limit on its time, so that a hang
+or a spoilt CUDA context costs that file only. Where ``.git`` is missing, the commit is
+taken from GPUPREFETCH_COMMIT, and GPUPREFETCH_DIRTY says whether that is all.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parent.parent
+_LAST_RUN = _HERE / "LAST_RUN.json"
+
+# Skips that are no failure even where CUDA is required, by a part of their reason.
+_ALLOWED_SKIPS = ("needs two CUDA devices",)
+
+_TOTAL_BUDGET_S = 510.0
+_BENCHMARK_SHARE_S = 240.0  # Kept free for the benchmarks while tests run.
+_FILE_LIMIT_S = 120.0
+_REST_LIMIT_S = 150.0
+
+# Python 3.12 warns when a process with threads forks workers. CUDA has threads.
+_FORK_WARNING = "ignore:This process:DeprecationWarning"
+
+_MOST_ATTEMPTS = 3
+_NOTHING_SELECTED = 5  # Exit status of pytest.
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the tests of one or more pytest processes."""
+
+    passed: list[str] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    skips: list[dict[str, str]] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+
+    def fail(self, name: str, text: str) -> None:
+        """Note a failure."""
+        self.failures.append({"name": name, "text": text})
+
+
+class Run:
+    """One run of everything: its clock, its log, its results.
+
+    Args:
+        scratch: Folder for reports of the single processes.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.log_path = scratch / "gpu.log"
+        self.outcomes = Outcomes()
+        self._started = time.monotonic()
+        self._log: TextIO = self.log_path.open("w")
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_left(self) -> float:
+        """Time until this run should have ended."""
+        return _TOTAL_BUDGET_S - self.seconds
+
+    def say(self, text: str) -> None:
+        """Print a line and log it."""
+        print(text, flush=True)
+        self._log.write(text + "\n")
+        self._log.flush()
+
+    def call(self, *arguments: str, limit_s: float, **environment: str) -> int | None:
+        """Run Python with these arguments, its output going on as it comes.
+
+        Returns:
+            The exit status; ``None`` when the time was up and it was killed.
+        """
+        self.say(f"--- {self.seconds:5.0f} s  python {' '.join(arguments)}")
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=_ROOT,
+            env={**_environment(), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        # In a thread, since the pipe stays open for as long as any grandchild lives.
+        reader = threading.Thread(target=self._relay, args=(process.stdout,))
+        reader.daemon = True
+        reader.start()
+        try:
+            status: int | None = process.wait(timeout=max(limit_s, 1.0))
+        except subprocess.TimeoutExpired:
+            status = None
+        _kill_group(process.pid)
+        process.wait()
+        reader.join(timeout=5.0)
+        if status is None:
+            self.say(f"killed after {limit_s:.0f} s")
+        return status
+
+    def _relay(self, pipe: TextIO) -> None:
+        for line in pipe:
+            self.say(line.rstrip("\n"))
+
+
+def _environment() -> dict[str, str]:
+    path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(part for part in path if part),
+        "PYTHONUNBUFFERED": "1",
+        "GPUPREFETCH_REQUIRE_CUDA": "1",
+    }
+
+
+def _kill_group(group: int) -> None:
+    """End what a process left behind: workers of a killed test, for example."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+# Tests #
+
+
+def run_tests(run: Run) -> None:
+    """Run each file of GPU tests, then the GPU's share of all other tests."""
+    structure = _HERE / "test_structure_gpu.py"
+    files = sorted(_HERE.glob("test_*.py"))
+    for file in files:
+        if file != structure:
+            _run_pytest(run, file.stem, _FILE_LIMIT_S, str(file.relative_to(_ROOT)))
+    # Values and types only, nothing that another process on the GPU could disturb.
+    has_xdist = importlib.util.find_spec("xdist") is not None
+    side_by_side = ("-n", "8", "-p", "no:benchmark") if has_xdist else ()
+    _run_pytest(
+        *(run, "rest", _REST_LIMIT_S, "tests", str(structure), *side_by_side),
+        *(f"--ignore={file.relative_to(_ROOT)}" for file in files if file != structure),
+    )
+
+
+def _run_pytest(run: Run, name: str, limit_s: float, *selection: str) -> None:
+    """Run a selection; after a hang or a crash go on with the tests behind it."""
+    begun: list[str] = []
+    for attempt in range(_MOST_ATTEMPTS):
+        left_s = run.seconds_left - _BENCHMARK_SHARE_S
+        if left_s < 10:
+            run.outcomes.fail(name, f"not begun: {run.seconds:.0f} s are over")
+            return
+        report = run.scratch / f"{name}-{attempt}.jsonl"
+        report.touch()
+        status = run.call(
+            *("-m", "pytest", *selection, "-m", "gpu", "-q", "--tb=short"),
+            *("--durations=3", "-p", "no:cacheprovider", "-p", "tests.gpu.reporting"),
+            *("-W", _FORK_WARNING),
+            *(f"--deselect={test}" for test in begun),
+            limit_s=min(limit_s, left_s),
+            GPUPREFETCH_TEST_REPORT=str(report),
+        )
+        if attempt > 0 and status == _NOTHING_SELECTED:
+            return
+        events = [json.loads(line) for line in report.read_text().splitlines()]
+        is_cut_off = _add_events(run.outcomes, name, status, events)
+        if not is_cut_off:
+            return
+        begun += [event["name"] for event in events if event["event"] == "start"]
+
+
+def _add_events(
+    outcomes: Outcomes, name: str, status: int | None, events: list[dict[str, Any]]
+) -> bool:
+    """Note what one process wrote; see ``reporting.py``.
+
+    Returns:
+        Whether the process ended in the middle of a test.
+    """
+    running: str | None = None
+    bad: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for event in events:
+        test = event["name"]
+        if event["event"] == "start":
+            running = test
+        elif event["event"] == "finish":
+            running = None
+        elif event["outcome"] == "failed":
+            bad[test] = bad.get(test, "") + event["text"]
+        elif event["outcome"] == "skipped":
+            skipped[test] = event["text"]
+        seconds[test] = seconds.get(test, 0.0) + event.get("seconds", 0.0)
+    if running is not None:
+        bad[running] = f"never finished; exit status of pytest: {status}"
+    elif status not in (0, 1):
+        bad[f"pytest: {name}"] = f"exit status {status}; see the log"
+    for test, reason in skipped.items():
+        is_allowed = any(allowed in reason for allowed in _ALLOWED_SKIPS)
+        if test not in bad and not is_allowed:
+            bad[test] = f"skipped where nothing may be: {reason}"
+        outcomes.skips.append({"name": test, "reason": reason})
+    for test, text in bad.items():
+        outcomes.fail(test, text)
+    outcomes.passed += [test for test in seconds if test not in {**bad, **skipped}]
+    outcomes.slowest += [(spent, test) for test, spent in seconds.items()]
+    return running is not None
+
+
+# Benchmarks #
+
+
+def run_benchmarks(run: Run) -> dict[str, Any]:
+    """Measure what was promised, then run the comparison of pytest-benchmark.
+
+    Returns:
+        The report of ``benchmarks.must_reach``, or what is known of its failure.
+    """
+    report = run.scratch / "must_reach.json"
+    limit_s = min(230.0, run.seconds_left - 15)
+    # No measurement is begun so late that it would be cut off.
+    status = run.call(
+        *("-m", "benchmarks.must_reach", "--out", str(report)),
+        *("--budget-s", f"{max(limit_s - 70, 20):.0f}"),
+        limit_s=limit_s,
+    )
+    if run.seconds_left > 40:
+        bench_status = run.call(
+            *("-m", "pytest", "benchmarks", "-q", "-p", "no:cacheprovider"),
+            *("--benchmark-enable", "--benchmark-only"),
+            "--benchmark-columns=median,iqr,rounds",
+            limit_s=min(90.0, run.seconds_left - 10),
+        )
+        if bench_status != 0:
+            run.outcomes.fail("pytest benchmarks", f"exit status {bench_status}")
+    else:
+        run.say("pytest benchmarks: left out, no time")
+    if not report.exists():
+        return {"errors": {"must_reach": f"no report; exit status {status}"}}
+    loaded: dict[str, Any] = json.loads(report.read_text())
+    return loaded
+
+
+# Record #
+
+
+def _describe_machine(run: Run) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.machine"]
+    try:
+        finished = subprocess.run(
+            command,
+            cwd=_ROOT,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        described: dict[str, Any] = json.loads(finished.stdout)
+    except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+        details = getattr(error, "stderr", "") or ""
+        run.outcomes.fail("machine", f"{error}\n{details[-2000:]}")
+        return {}
+    return described
+
+
+def _record(
+    run: Run, machine: dict[str, Any], must_reach: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Build what LAST_RUN.json holds."""
+    outcomes = run.outcomes
+    record: dict[str, Any] = {
+        **machine,
+        "seconds": round(run.seconds, 1),
+        "passed": len(outcomes.passed),
+        "failed": len(outcomes.failures),
+        "skipped": len(outcomes.skips),
+        "failures": outcomes.failures,
+        "skips": outcomes.skips,
+        "slowest": [
+            {"name": name, "seconds": round(spent, 1)}
+            for spent, name in sorted(outcomes.slowest, reverse=True)[:10]
+        ],
+    }
+    if must_reach is not None:
+        record["must_reach"] = [
+            {
+                key: figure[key]
+                for key in ("name", "value", "unit", "at_least", "at_most", "passed")
+            }
+            for figure in must_reach.get("figures", [])
+        ]
+        record["must_reach_errors"] = must_reach.get("errors", {})
+    return record
+
+
+def _is_good(record: dict[str, Any]) -> bool:
+    figures = record.get("must_reach", [])
+    return (
+        record["failed"] == 0
+        and not record.get("must_reach_errors")
+        and all(figure["passed"] is not False for figure in figures)
+    )
+
+
+def _summarize(run: Run, record: dict[str, Any]) -> None:
+    for failure in record["failures"]:
+        run.say(f"FAILED {failure['name']}")
+        for line in failure["text"].splitlines()[-8:]:
+            run.say(f"    {line}")
+    for skip in record["skips"]:
+        run.say(f"SKIPPED {skip['name']}: {skip['reason']}")
+    for figure in record.get("must_reach", []):
+        if figure["passed"] is not None:
+            bound = figure["at_least"] or figure["at_most"]
+            verdict = "ok" if figure["passed"] else "MISSED"
+            value = f"{figure['value']} {figure['unit']}"
+            run.say(f"{verdict:7s}{figure['name']}: {value} (target {bound})")
+    for name in record.get("must_reach_errors", {}):
+        run.say(f"NOT MEASURED {name}")
+    run.say(
+        f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} "
+        f"skipped in {record['seconds']} s on {record.get('gpu')}; commit "
+        f"{record.get('commit')}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--out", type=Path, help="folder that also gets the record and the whole log"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--tests-only", action="store_true")
+    only.add_argument("--bench-only", action="store_true")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run(Path(scratch))
+        must_reach: dict[str, Any] | None = None
+        machine = _describe_machine(run)
+        if not machine.get("gpu"):
+            run.say(f"torch sees no CUDA device here: {_LAST_RUN.name} is not written")
+        try:
+            if not options.bench_only:
+                run_tests(run)
+            if not options.tests_only:
+                must_reach = run_benchmarks(run)
+        finally:
+            # Also after Ctrl-C: what is known by then is worth keeping.
+            record = _record(run, machine, must_reach)
+            (run.scratch / _LAST_RUN.name).write_text(
+                json.dumps(record, indent=1) + "\n"
+            )
+            if machine.get("gpu"):
+                shutil.copy(run.scratch / _LAST_RUN.name, _LAST_RUN)
+            _summarize(run, record)
+            if options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                for name in (_LAST_RUN.name, "must_reach.json", "gpu.log"):
+                    if (run.scratch / name).exists():
+                        shutil.copy(run.scratch / name, options.out)
+    return 0 if _is_good(record) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

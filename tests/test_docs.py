@@ -1,0 +1,133 @@
+"""Does the documentation still describe this code?
+
+Every Python block of the README and of ``docs/`` runs, each on its own, with the names
+of ``_prelude`` at hand. Links lead somewhere; the table of settings is the signature.
+"""
+
+import copy
+import inspect
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import kornia.augmentation as K
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gpuprefetch import StreamPrefetchLoader
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+
+
+def _blocks() -> list[Any]:
+    """Find the Python blocks, each with the page and line that it starts on."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for block in re.finditer(
+            r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+        ):
+            line = text[: block.start()].count("\n") + 2
+            needs_gpu = block[1].startswith("# needs a GPU")
+            found.append(
+                pytest.param(
+                    "\n" * (line - 1) + block[1],
+                    page,
+                    id=f"{page.name}:{line}",
+                    marks=[pytest.mark.gpu] if needs_gpu else [],
+                )
+            )
+    return found
+
+
+def _prelude() -> dict[str, Any]:
+    """What the blocks may take for granted."""
+    images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    masks = torch.randint(0, 3, (8, 1, 32, 32))
+    with_masks = [
+        {"image": image, "mask": mask, "name": "a"}
+        for image, mask in zip(images, masks, strict=True)
+    ]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 4))
+    model.to(device)
+    encoder = nn.Sequential(_UnitFloat(), nn.Conv2d(3, 4, 3)).to(device)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    return {
+        "K": K,
+        "StreamPrefetchLoader": StreamPrefetchLoader,
+        "augment": K.RandomRotation(45.0, p=1.0),
+        "criterion": nn.CrossEntropyLoss(),
+        "encoder": encoder,
+        "head": head.to(device),
+        "loader": DataLoader(list(zip(images, torch.arange(8) % 4, strict=True)), 2),
+        "model": model,
+        "nn": nn,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "segmentation_loader": DataLoader(with_masks, 2),
+        "teacher": copy.deepcopy(model),
+        "torch": torch,
+    }
+
+
+class _UnitFloat(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float() / 255
+
+
+@pytest.mark.parametrize(("code", "page"), _blocks())
+def test_a_python_block_runs(code: str, page: Path) -> None:
+    exec(compile(code, page, "exec"), _prelude())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in _anchors(linked), target
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in headings
+    }
+
+
+def test_the_table_of_settings_is_the_signature() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` +\| +(?:`(\w+)`)? +\|", PAGES[0].read_text(), re.MULTILINE
+    )
+    parameters = inspect.signature(StreamPrefetchLoader).parameters.values()
+    assert rows == [
+        (
+            parameter.name,
+            "" if parameter.default is parameter.empty else str(parameter.default),
+        )
+        for parameter in parameters
+    ]
+
+
+def test_the_readme_starts_with_the_change_to_the_loop() -> None:
+    readme = PAGES[0].read_text()
+    assert readme.index("```diff") < readme.index("## Numbers")
+    assert readme.index("## Numbers") < readme.index("## When this will not help")
+    assert readme.index("## When this will not help") < readme.index("## Install")
