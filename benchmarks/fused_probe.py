@@ -27,25 +27,26 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from gpuprefetch.augment.kernel import PlanKernel, why_not
-from gpuprefetch.augment.lower import Tile
 from gpuprefetch.augment.operator import to_unit_range
-from gpuprefetch.augment.plan import (
+from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.reference import apply_plan
+from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.steps import (
     Affine,
     Blur,
     CenterCrop,
     Crop,
     Flip,
-    Plan,
     Pointwise,
     Resize,
     ResizedCrop,
     Rotation,
 )
-from gpuprefetch.augment.reference import apply_plan
-from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.variant import Tile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 
 DEVICE = torch.device("cuda", 0)
 NORMALIZE = Pointwise("Normalize", (4.0, 4.2, 4.4), (-2.0, -1.9, -1.8))

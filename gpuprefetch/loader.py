@@ -37,7 +37,15 @@ Batch = TypeVar("Batch")
 
 # Attributes of the loader itself; all others are the source's.
 _OWN_ATTRIBUTES = frozenset(
-    {"source", "_settings", "_resources", "_progress", "_counters", "_passes"}
+    {
+        "source",
+        "_settings",
+        "_resources",
+        "_progress",
+        "_counters",
+        "_passes",
+        "_transform_text",
+    }
 )
 
 
@@ -114,6 +122,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         self._progress = Progress()
         self._counters = Counters()
         self._passes: weakref.WeakSet[Epoch[Batch]] = weakref.WeakSet()
+        # Made once a pass: reading a module's settings may wait for the device.
+        self._transform_text = ""
 
     # Iteration #
 
@@ -179,6 +189,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         settings = self._settings
         if settings.function is None:
             return None
+        self._transform_text = describe_transform(settings.function)
         return DeviceTransform(
             adapt_transform(settings.function),
             selection=(
@@ -242,8 +253,11 @@ class StreamPrefetchLoader(Generic[Batch]):
         return snapshot(
             self._counters,
             pinned_bytes=self._resources.pinned_bytes,
-            transform=describe_transform(self._settings.function),
+            transform=self._describe_transform(),
         )
+
+    def _describe_transform(self) -> str:
+        return self._transform_text or describe_transform(self._settings.function)
 
     def report(self) -> str:
         """Say what :meth:`stats` says in a few lines of text."""
@@ -303,7 +317,7 @@ class StreamPrefetchLoader(Generic[Batch]):
 
     def __repr__(self) -> str:
         settings = self._settings
-        name = describe_transform(settings.function)
+        name = self._describe_transform()
         return (
             f"{type(self).__name__}({type(self.source).__name__}, transform={name}, "
             f"device={settings.device}, depth={settings.depth})"

@@ -87,14 +87,17 @@ def adapt_transform(
     """Take over a Kornia augmentation; return every other function as it is.
 
     A Kornia augmentation, one of its containers, or an ``nn.Sequential`` of those is
-    copied, so the user's module never sees a batch. Neither Kornia nor the augmentation
-    package is loaded for anything else.
+    copied, so the user's module never sees a batch, and runs fused as far as it goes;
+    so does what ``augment.fuse`` returned. Neither Kornia nor the augmentation package
+    is loaded for anything else.
     """
-    if not _is_kornia(transform):
+    if not isinstance(transform, torch.nn.Module) or not (
+        _is_kornia(transform) or _is_fused(transform)
+    ):
         return transform
-    from gpuprefetch.augment.kornia_adapter import KorniaTransform
+    from gpuprefetch.augment.seeded import adapt_kornia
 
-    return KorniaTransform(transform)
+    return adapt_kornia(transform)
 
 
 def _is_kornia(transform: object) -> bool:
@@ -106,9 +109,17 @@ def _is_kornia(transform: object) -> bool:
     )
 
 
+def _is_fused(transform: object) -> bool:
+    return type(transform).__module__ == "gpuprefetch.augment.fuse"
+
+
 def describe_transform(transform: Callable[..., Any] | None) -> str:
-    """Name a transform for people: its class, or its function's name."""
+    """Name a transform for people: its class or function, and how Kornia's is run."""
     if transform is None:
         return "none"
-    name = getattr(transform, "__qualname__", type(transform).__qualname__)
-    return f"{name} (Kornia)" if _is_kornia(transform) else str(name)
+    name = str(getattr(transform, "__qualname__", type(transform).__qualname__))
+    if not isinstance(transform, torch.nn.Module) or not _is_kornia(transform):
+        return name
+    from gpuprefetch.augment.eligible import describe
+
+    return f"{name} ({describe(transform)})"

@@ -1,7 +1,9 @@
 """Does any Kornia module passed as ``transform`` just work, and as Kornia itself would?
 
-The oracle is Kornia called directly on the scaled images, with torch's generator where
-the loader has it for that batch: a plain function as ``transform`` tells that state.
+The oracle is Kornia called directly on the scaled images, with the numbers that the
+loader draws for that batch. What fuses draws from a generator of its own: those numbers
+are handed to Kornia as ``params``. For anything else torch's generator is put where the
+loader has it: a plain function as ``transform`` tells that state.
 """
 
 import copy
@@ -22,6 +24,9 @@ from gpuprefetch import (
     StreamPrefetchLoader,
     TransformError,
 )
+from gpuprefetch.augment.eligible import why_whole
+from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from tests.children import run_script
 from tests.sources import Images, images
 
@@ -59,7 +64,33 @@ def first(batch: Any, transform: Any, **settings: Any) -> Any:
     return next(iter(StreamPrefetchLoader([batch], transform, **settings)))
 
 
+# Fused members resample in another order of operations; a Normalize multiplies that.
+CLOSE: dict[str, float] = {"rtol": 0.0, "atol": 5e-4}
+
+
 def as_kornia(module: nn.Module, *inputs: Any, device: torch.device) -> Any:
+    """Call a copy of a module with the numbers of the loader's first batch."""
+    if why_whole(module):
+        return with_generator_states(module, *inputs, device=device)
+    seed = BatchSeeds.for_epoch(5, 0).of_batch(0)
+    fused, shape = fuse(module), inputs[0].shape
+    with generators_seeded(seed, device):
+        generator = torch.Generator().manual_seed(seed) if fused.is_fused else None
+        params = fused.to_kornia(fused.sample(shape, generator))
+    return replay(copy.deepcopy(module), params, *to_device(inputs, device))
+
+
+def replay(module: nn.Module, params: Any, *inputs: Any) -> Any:
+    """Call Kornia with parameters; a plain Sequential does not take them."""
+    if type(module) is not nn.Sequential:
+        return module(*inputs, params=params)
+    (x,) = inputs
+    for member, one in zip(module, params, strict=True):
+        x = replay(member, one, x)
+    return x
+
+
+def with_generator_states(module: nn.Module, *inputs: Any, device: torch.device) -> Any:
     """Call a copy of a module directly, with torch's generators as a loader has them.
 
     Some members draw on the device, so its generator is set as well.
@@ -112,12 +143,12 @@ def to_device(values: Any, device: torch.device) -> Any:
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_values_are_those_of_kornia_with_the_same_generator_state(
+def test_values_are_those_of_kornia_with_the_same_numbers(
     device: torch.device, module: nn.Module
 ) -> None:
     (batch,) = images(1, (6, 3, 20, 24))
     expected = as_kornia(module, batch, device=device)
-    torch.testing.assert_close(first(batch, module, device=device), expected)
+    torch.testing.assert_close(first(batch, module, device=device), expected, **CLOSE)
 
 
 def test_image_mask_boxes_and_keypoints_are_those_of_kornia(
@@ -129,7 +160,7 @@ def test_image_mask_boxes_and_keypoints_are_those_of_kornia(
     out = first((*batch, "rest"), module, inputs=(0, 1, 2, 3), device=device)
     assert out[4:] == (*batch[4:], "rest")
     for came, wanted in zip(out[:4], expected, strict=True):
-        torch.testing.assert_close(came, wanted)
+        torch.testing.assert_close(came, wanted, **CLOSE)
 
 
 def labelled_batch(size: int) -> tuple[torch.Tensor, ...]:
@@ -632,14 +663,97 @@ def test_uint8_photographs_from_workers_are_augmented(device: torch.device) -> N
         assert torch.equal(left, right)
 
 
+# Fused or not #
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (chain(), "Sequential (fused)"),
+        (sequential("input", "mask"), "AugmentationSequential (fused)"),
+        (
+            nn.Sequential(crop, K.ColorJiggle(0.1)),
+            "Sequential (fused, except ColorJiggle: there is no fused step for this "
+            "class)",
+        ),
+        (
+            nn.Sequential(MyFlip(), crop),
+            "(fused, except MyFlip: it is not one of Kornia's own classes)",
+        ),
+        (
+            K.ImageSequential(crop, blur, random_apply=1),
+            "(not fused, Kornia: ImageSequential: random_apply draws",
+        ),
+        (
+            nn.Sequential(crop, K.RandomMixUpV2()),
+            "(not fused, Kornia: RandomMixUpV2 does not run between fused members)",
+        ),
+        (
+            K.AugmentationSequential(
+                crop, K.RandomErasing(), data_keys=["input", "mask"]
+            ),
+            "(not fused, Kornia: labels follow it; RandomErasing: there is no fused",
+        ),
+        (
+            K.AugmentationSequential(crop, data_keys=None),
+            "(not fused, Kornia: data_keys=None takes dictionaries)",
+        ),
+        (torch.neg, "neg"),
+    ],
+    ids=str,
+)
+def test_the_loader_says_what_runs_fused_and_why_the_rest_does_not(
+    module: Any, text: str
+) -> None:
+    loader = StreamPrefetchLoader(images(1), module, device="cpu", inputs=0)
+    assert text in repr(loader)
+    assert text in loader.stats().transform
+    assert text in loader.report()
+
+
+def test_a_fused_chain_leaves_every_global_generator_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Setting and restoring them would cost the loop's thread time at each batch."""
+    monkeypatch.setattr(
+        "gpuprefetch.augment.seeded.generators_seeded", lambda *_: pytest.fail("set")
+    )
+    (batch,) = images(1, (6, 3, 20, 24))
+    before = torch.get_rng_state()
+    first(batch, chain())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_fuse_returned_is_a_transform_too(device: torch.device) -> None:
+    (batch,) = images(1, (6, 3, 20, 24))
+    explicit = fuse(chain(), dtype=torch.float16)
+    out = first(batch, explicit, device=device)
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(
+        out.float(), first(batch, chain(), device=device), rtol=0, atol=5e-3
+    )
+
+
+def test_fused_segments_and_kornia_between_them_share_one_seed(
+    device: torch.device,
+) -> None:
+    (batch,) = images(1, (6, 3, 20, 24))
+    mixed = nn.Sequential(rotation, K.ColorJiggle(0.3, 0.3, p=1.0), crop)
+    one, two = (first(batch, mixed, device=device) for _ in range(2))
+    assert torch.equal(one, two)
+    other = first(batch, mixed, device=device, seed=6)
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, as_kornia(mixed, batch, device=device), **CLOSE)
+
+
 # The detector detects #
 
 
-def test_meta_another_generator_state_is_seen() -> None:
+def test_meta_other_numbers_are_seen() -> None:
     (batch,) = images(1, (6, 3, 20, 24))
     wrong = copy.deepcopy(rotation)(batch)
     with pytest.raises(AssertionError, match="not close"):
-        torch.testing.assert_close(first(batch, rotation), wrong)
+        torch.testing.assert_close(first(batch, rotation), wrong, **CLOSE)
 
 
 def test_meta_a_changed_module_is_seen() -> None:

@@ -37,6 +37,20 @@ _LAYERS = [
     ["errors"],
 ]
 
+# The same within `augment`, from the top down.
+_AUGMENT_LAYERS = [
+    ["seeded"],
+    ["kornia_adapter", "fuse", "graphed"],
+    ["eligible", "segments"],
+    ["labels", "operator", "parameters"],
+    ["reference", "kernel", "sample", "convert", "kornia_plan"],
+    ["single", "tile"],
+    ["reading", "geometry", "lower"],
+    ["variant"],
+    ["plan"],
+    ["steps", "__init__"],
+]
+
 # Packages that one file alone may import.
 _ONE_FILE_ONLY = {
     "kornia": "augment/kornia_adapter.py",
@@ -119,6 +133,25 @@ def upward_imports(package: Path) -> list[Import]:
     ]
 
 
+def augment_layer_of(name: str) -> int:
+    for place, layer in enumerate(_AUGMENT_LAYERS):
+        if name in layer:
+            return place
+    raise AssertionError(f"augment/{name}.py is in no layer of {__file__}")
+
+
+def upward_within_augment(package: Path) -> list[Import]:
+    """Find imports within ``augment`` that point up, or sideways."""
+    return [
+        i
+        for i in own_imports(package)
+        if i.file.startswith("augment/")
+        and i.module.startswith("gpuprefetch.augment.")
+        and augment_layer_of(Path(i.file).stem)
+        >= augment_layer_of(i.module.rpartition(".")[2])
+    ]
+
+
 def face_imports(package: Path) -> list[Import]:
     """Find imports that take a name from the face and not from its defining file."""
     return [
@@ -172,6 +205,22 @@ def test_every_file_is_in_the_table() -> None:
 
 def test_imports_point_down() -> None:
     assert upward_imports(_PACKAGE) == []
+
+
+def test_imports_within_augment_point_down() -> None:
+    for path in (_PACKAGE / "augment").glob("*.py"):
+        augment_layer_of(path.stem)
+    assert upward_within_augment(_PACKAGE) == []
+
+
+def test_cuda_is_imported_by_the_kernels_file_alone() -> None:
+    """It does so by name, so that no import statement tells; the text does."""
+    users = {
+        path.relative_to(_PACKAGE).as_posix()
+        for path in _PACKAGE.rglob("*.py")
+        if '"cuda.' in path.read_text()
+    }
+    assert users == {"augment/kernel.py"}
 
 
 def test_there_is_no_cycle() -> None:
@@ -299,6 +348,8 @@ def planted(tmp_path: Path) -> Path:
         "loader.py": "from gpuprefetch import x\nimport matplotlib\n" + "#\n" * 400,
         "plot.py": "def f():\n    import matplotlib.pyplot",
         "cli/demo.py": "from gpuprefetch.loader import y",
+        "augment/plan.py": "import gpuprefetch.augment.fuse",
+        "augment/fuse.py": "",
     }
     for name, text in files.items():
         path = tmp_path / name
@@ -310,6 +361,7 @@ def planted(tmp_path: Path) -> Path:
 def test_meta_each_planted_fault_is_seen(planted: Path) -> None:
     assert [i.file for i in upward_imports(planted)] == ["errors.py", "loader.py"]
     assert cycles(planted) != []
+    assert [i.file for i in upward_within_augment(planted)] == ["augment/plan.py"]
     assert [i.file for i in face_imports(planted)] == ["loader.py"]
     assert importers(planted, "kornia") == {"batch.py"}
     assert importers(planted, "matplotlib") == {"loader.py", "plot.py"}

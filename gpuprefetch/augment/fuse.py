@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,43 +17,23 @@ from torch import Tensor, nn
 
 from gpuprefetch.augment.kornia_plan import Member, is_kornia_module, read_members
 from gpuprefetch.augment.labels import (
-    forward_matrix,
-    move_boxes,
-    move_keypoints,
-    move_mask,
+    LABELS,
+    changes_labels,
+    mask_settings_reason,
+    move_labels,
 )
-from gpuprefetch.augment.operator import augment, register, to_unit_range
+from gpuprefetch.augment.operator import augment, to_unit_range
 from gpuprefetch.augment.parameters import (
     Parameters,
     params_from_kornia,
     params_to_kornia,
 )
-from gpuprefetch.augment.plan import (
-    Blur,
-    Outside,
-    Plan,
-    Pointwise,
-    Resampling,
-    Size,
-    split_launches,
-)
-from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.plan import Outside, Plan, Resampling, split_launches
+from gpuprefetch.augment.segments import Segment, cut, draw_kept, run_kept
+from gpuprefetch.augment.steps import Size
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
 
 __all__ = ["FusedAugmentation", "fuse"]
-
-_LABELS = ("mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "label", "class")
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Members that run together: one plan, or one module as it is."""
-
-    members: tuple[Member, ...]
-    plan: Plan | None
-    key: str
-    """The plan's key for the operator."""
-    sampler: Sampler | None
 
 
 def fuse(
@@ -113,7 +92,7 @@ class FusedAugmentation(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        dtype: torch.dtype,
+        dtype: torch.dtype | None,
         memory_format: torch.memory_format,
         resampling: Resampling,
         outside: Outside,
@@ -125,18 +104,21 @@ class FusedAugmentation(nn.Module):
         self.outside: Outside = outside
         self.members = read_members(module)
         self.data_keys = _read_data_keys(module)
-        labels_need_kornia = len(self.data_keys) > 1 and any(
-            member.step is None and _moves_pixels(member.module)
-            for member in self.members
-        )
-        self.runs_as_is = labels_need_kornia
-        if labels_need_kornia:
-            reason = "labels follow it through members that have no fused step"
+        reason = ""
+        if len(self.data_keys) > 1:
+            reason = mask_settings_reason(module)
+            if any(m.step is None and changes_labels(m.module) for m in self.members):
+                reason = "labels follow it through members that have no fused step"
+        self.runs_as_is = bool(reason)
+        if self.runs_as_is:
             self.members = (Member("", module, None, reason),)
         # Not a submodule: .to(), .train() and state_dict() of a model must not reach
         # the user's chain, whose samplers belong on the CPU.
         object.__setattr__(self, "_chain", module)
-        object.__setattr__(self, "_segments", _cut(self.members))
+        segments = cut(self.members)
+        object.__setattr__(self, "_segments", segments)
+        is_one = len(segments) == 1 and segments[0].plan is not None
+        object.__setattr__(self, "_only", segments[0] if is_one else None)
 
     # Parameters #
 
@@ -155,17 +137,30 @@ class FusedAugmentation(nn.Module):
         Raises:
             ImageSizeError: A crop is larger than the image.
         """
+        return self._sample(shape, generator)
+
+    def _sample(
+        self,
+        shape: Sequence[int],
+        generator: torch.Generator | None,
+        *,
+        is_pinned: bool = False,
+    ) -> Parameters:
         batch, channels, height, width = (1, *shape)[-4:] if len(shape) == 3 else shape
         size: Size = (height, width)
         packs: list[Tensor] = []
         kept: list[Any] = []
         sizes: list[Size] = [size]
-        for segment in self._pieces():
+        segments = self._pieces()
+        for segment in segments:
             if segment.sampler is not None and segment.plan is not None:
-                packs.append(segment.sampler(batch, size, generator))
+                draw_pinned = is_pinned and len(segments) == 1
+                packs.append(
+                    segment.sampler(batch, size, generator, is_pinned=draw_pinned)
+                )
                 size = segment.plan.output_size(size)
             else:
-                draw, size = _draw_kept(
+                draw, size = draw_kept(
                     segment.members[0].module, (batch, channels, *size), generator
                 )
                 kept.append(draw)
@@ -223,10 +218,13 @@ class FusedAugmentation(nn.Module):
                 f"{list(self.data_keys)}; pass one for each."
             )
         image: Tensor = inputs[0]
+        only = self.__dict__["_only"]
+        if only is not None and params is None and len(inputs) == 1 and image.ndim == 4:
+            return self._run_only(only, image, generator)
         batched = image if image.ndim == 4 else image[None]
         shape = tuple(batched.shape)
         if params is None:
-            params = self.sample(shape, generator)
+            params = self._sample(shape, generator, is_pinned=batched.is_cuda)
         elif not isinstance(params, Parameters):
             params = self.from_kornia(params, shape)
         if params.shape[0] != shape[0] or params.shape[2:] != shape[2:]:
@@ -242,20 +240,56 @@ class FusedAugmentation(nn.Module):
         result = result if image.ndim == 4 else result[0]
         if not labels:
             return result
-        moved = _move_labels(self._pieces(), packs, params, self.data_keys[1:], labels)
-        return [result, *moved]
+        remaining = iter(packs)
+        for piece, size in zip(self._pieces(), params.sizes, strict=False):
+            if piece.plan is not None:  # Kept members move no pixels here.
+                labels = move_labels(
+                    piece.plan,
+                    next(remaining),
+                    size,
+                    keys=self.data_keys[1:],
+                    labels=labels,
+                )
+        return [result, *labels]
+
+    def _run_only(
+        self, piece: Segment, image: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """The short way for a chain that fuses wholly: draw, ship, launch."""
+        batch, _, height, width = image.shape
+        assert piece.sampler is not None
+        if image.is_cuda:
+            pack = piece.sampler(batch, (height, width), generator, is_pinned=True)
+            pack = pack.to(image.device, non_blocking=True)
+        else:
+            pack = piece.sampler(batch, (height, width), generator).to(image.device)
+        return augment(
+            image,
+            pack,
+            piece.key,
+            dtype=self._dtype_for(image),
+            is_channels_last=self.memory_format is torch.channels_last,
+            resampling=self.resampling,
+            outside=self.outside,
+        )
+
+    def _dtype_for(self, image: Tensor) -> torch.dtype:
+        if self.dtype is not None:
+            return self.dtype
+        return image.dtype if image.is_floating_point() else torch.float32
 
     def _run_images(
         self, image: Tensor, packs: list[Tensor], kept: tuple[Any, ...]
     ) -> Tensor:
         is_channels_last = self.memory_format is torch.channels_last
+        dtype = self._dtype_for(image)
         remaining_packs, remaining_kept = iter(packs), iter(kept)
         segments = self._pieces()
         for index, segment in enumerate(segments):
             is_last = index == len(segments) - 1
             if segment.plan is None:
                 floats = to_unit_range(image)
-                image = _run_kept(
+                image = run_kept(
                     segment.members[0].module, floats, next(remaining_kept)
                 )
             else:
@@ -263,20 +297,20 @@ class FusedAugmentation(nn.Module):
                     image,
                     next(remaining_packs),
                     segment.key,
-                    dtype=self.dtype if is_last else torch.float32,
+                    dtype=dtype if is_last else torch.float32,
                     is_channels_last=is_channels_last and is_last,
                     resampling=self.resampling,
                     outside=self.outside,
                 )
         if segments[-1].plan is None:
-            image = image.to(self.dtype, memory_format=self.memory_format)
+            image = image.to(dtype, memory_format=self.memory_format)
         return image
 
     def _run_kornia(
         self, image: Tensor, labels: list[Any], drawn: Any, rank: int
     ) -> list[Any]:
         results = list(self._original()(to_unit_range(image), *labels, params=drawn))
-        first = results[0].to(self.dtype, memory_format=self.memory_format)
+        first = results[0].to(self._dtype_for(image), memory_format=self.memory_format)
         return [first if rank == 4 else first[0], *results[1:]]
 
     # Description #
@@ -308,8 +342,8 @@ class FusedAugmentation(nn.Module):
     def _original(self) -> nn.Module:
         return cast(nn.Module, self.__dict__["_chain"])
 
-    def _pieces(self) -> tuple[_Segment, ...]:
-        return cast("tuple[_Segment, ...]", self.__dict__["_segments"])
+    def _pieces(self) -> tuple[Segment, ...]:
+        return cast("tuple[Segment, ...]", self.__dict__["_segments"])
 
     def _pieces_of_plans(self) -> tuple[tuple[Plan | None, int], ...]:
         return tuple((piece.plan, len(piece.members)) for piece in self._pieces())
@@ -320,35 +354,10 @@ def _read_data_keys(module: nn.Module) -> tuple[str, ...]:
     if not keys:
         return ("image",)
     names = tuple(str(getattr(key, "name", key)).lower() for key in keys)
-    unknown = [name for name in names[1:] if name not in _LABELS]
+    unknown = [name for name in names[1:] if name not in LABELS]
     if unknown:
-        raise SettingError(f"data_keys {unknown} are not among {list(_LABELS)}.")
+        raise SettingError(f"data_keys {unknown} are not among {list(LABELS)}.")
     return names
-
-
-def _moves_pixels(module: nn.Module) -> bool:
-    """Whether labels have to follow a member; the unknown is taken to move pixels."""
-    bases = {base.__name__ for base in type(module).__mro__}
-    return "IntensityAugmentationBase2D" not in bases
-
-
-def _cut(members: tuple[Member, ...]) -> tuple[_Segment, ...]:
-    """Runs of members with a step, and single members without."""
-    runs: list[list[Member]] = []
-    for member in members:
-        joins = runs and member.step is not None and runs[-1][-1].step is not None
-        if joins:
-            runs[-1].append(member)
-        else:
-            runs.append([member])
-    segments = []
-    for run in runs:
-        steps = tuple(member.step for member in run if member.step is not None)
-        plan = Plan(steps) if steps else None
-        key = register(plan) if plan else ""
-        sampler = Sampler(plan) if plan else None
-        segments.append(_Segment(tuple(run), plan, key, sampler))
-    return tuple(segments)
 
 
 def _join(packs: list[Tensor]) -> Tensor:
@@ -363,13 +372,13 @@ def _ship(flat: Tensor, device: torch.device) -> Tensor:
         return flat.to(device)
     # The pinned block returns to torch's host allocator at once; the allocator hands it
     # out again only after the copy, whose stream it records.
-    pinned = torch.empty_like(flat, pin_memory=True)
-    pinned.copy_(flat)
-    return pinned.to(device, non_blocking=True)
+    if not flat.is_pinned():
+        flat = torch.empty_like(flat, pin_memory=True).copy_(flat)
+    return flat.to(device, non_blocking=True)
 
 
 def _split(
-    flat: Tensor, params: Parameters, segments: tuple[_Segment, ...]
+    flat: Tensor, params: Parameters, segments: tuple[Segment, ...]
 ) -> list[Tensor]:
     """The pack of each fused segment: consecutive parts of the flat numbers."""
     packs, start, batch = [], 0, params.shape[0]
@@ -379,103 +388,3 @@ def _split(
             packs.append(flat[start:end].view(batch, segment.plan.width))
             start = end
     return packs
-
-
-def _draw_kept(
-    module: nn.Module,
-    shape: tuple[int, int, int, int],
-    generator: torch.Generator | None,
-) -> tuple[Any, Size]:
-    """Parameters of a member that runs as it is, and the size of its result.
-
-    Kornia draws from torch's CPU generator; with a generator of the caller's, that one
-    is seeded from it for the moment and then restored.
-    """
-    draw = getattr(module, "forward_parameters", None)
-    if draw is None:
-        return None, shape[2:]
-    if generator is None:
-        params = draw(torch.Size(shape))
-    else:
-        before = torch.default_generator.get_state()
-        seed = int(torch.randint(2**62, (), generator=generator))
-        torch.default_generator.manual_seed(seed)
-        try:
-            params = draw(torch.Size(shape))
-        finally:
-            torch.default_generator.set_state(before)
-    return params, _kept_size(params, shape[2:])
-
-
-def _kept_size(params: Any, size: Size) -> Size:
-    if isinstance(params, dict) and "output_size" in params and shape_changes(params):
-        height, width = params["output_size"][0].tolist()
-        return int(height), int(width)
-    if isinstance(params, list):
-        for item in params:
-            size = _kept_size(item.data, size)
-    return size
-
-
-def shape_changes(params: dict[str, Tensor]) -> bool:
-    """Whether a batch-wide gate of a size-changing member is open."""
-    gate = params["batch_prob"]
-    return gate.numel() > 0 and bool(gate[0] > 0.5)
-
-
-def _run_kept(module: nn.Module, image: Tensor, params: Any) -> Tensor:
-    if params is None:
-        return cast(Tensor, module(image))
-    return cast(Tensor, module(image, params=params))
-
-
-def _move_labels(
-    segments: tuple[_Segment, ...],
-    packs: list[Tensor],
-    params: Parameters,
-    keys: Sequence[str],
-    labels: list[Any],
-) -> list[Any]:
-    """All labels through all fused segments; kept members do not move pixels here."""
-    remaining = iter(packs)
-    for segment, size in zip(segments, params.sizes, strict=False):
-        if segment.plan is None:
-            continue
-        pack = next(remaining)
-        if all(isinstance(step, Blur | Pointwise) for step in segment.plan.steps):
-            continue
-        matrix = forward_matrix(segment.plan, pack, size)
-        labels = [
-            _move_label(segment.plan, pack, matrix, key, label)
-            for key, label in zip(keys, labels, strict=True)
-        ]
-    return labels
-
-
-def _move_label(plan: Plan, pack: Tensor, matrix: Tensor, key: str, label: Any) -> Any:
-    if key in ("label", "class"):
-        return label
-    if isinstance(label, list | tuple):
-        moved = [
-            _move_label(plan, pack[i : i + 1], matrix[i], key, one)
-            for i, one in enumerate(label)
-        ]
-        return type(label)(moved)
-    if key == "mask":
-        return _move_mask(plan, pack, label)
-    return (
-        move_keypoints(matrix, label)
-        if key == "keypoints"
-        else move_boxes(matrix, label, key)
-    )
-
-
-def _move_mask(plan: Plan, pack: Tensor, mask: Tensor) -> Tensor:
-    """A mask of rank 4, 3 (B, H, W or one C, H, W) or 2; the rank is kept."""
-    if mask.ndim == 4:
-        return move_mask(plan, pack, mask)
-    if mask.ndim == 3 and mask.shape[0] == pack.shape[0]:
-        return move_mask(plan, pack, mask[:, None])[:, 0]
-    if mask.ndim == 3:
-        return move_mask(plan, pack, mask[None])[0]
-    return move_mask(plan, pack, mask[None, None])[0, 0]

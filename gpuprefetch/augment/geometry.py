@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.plan import (
+from gpuprefetch.augment.steps import (
     Affine,
     CenterCrop,
     Crop,

@@ -3,17 +3,20 @@
 The only file that imports ``cuda``. A variant is compiled by NVRTC the first time it is
 needed (about a second) and kept twice: in the process, and as a cubin in the user's
 cache folder, named by a digest of source, architecture and compiler. A launch goes to
-torch's current stream and returns at once.
+torch's current stream and returns at once; it takes the driver's own call, since the
+host's time per batch counts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -23,25 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.lower import (
-    Pixel,
-    Tile,
-    Variant,
-    choose_tile,
-    chunk_of,
-    shared_bytes,
-    write_header,
-)
-from gpuprefetch.augment.plan import (
-    Launch,
-    Outside,
-    Plan,
-    Resampling,
-    Size,
-    split_launches,
-)
+from gpuprefetch.augment.lower import write_header
+from gpuprefetch.augment.plan import Launch, Outside, Plan, Resampling, split_launches
+from gpuprefetch.augment.steps import Size
+from gpuprefetch.augment.tile import choose_tile, shared_bytes
+from gpuprefetch.augment.variant import Pixel, Tile, Variant, chunk_of
 
-__all__ = ["PIXELS", "PlanKernel", "compile_cubin", "why_not"]
+__all__ = ["PIXELS", "KernelCall", "PlanKernel", "compile_cubin", "why_not"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +45,10 @@ PIXELS: dict[torch.dtype, Pixel] = {
 }
 """What the kernel calls each dtype that it reads; it writes the floating ones."""
 
+_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in PIXELS.items()}
+
 _MAX_SAMPLES = 65535  # The grid's third axis.
+_MOST_CALLS = 256  # Kinds of images remembered per plan; for each a few hundred bytes.
 
 
 @functools.cache
@@ -128,14 +122,55 @@ def _keep(path: Path, cubin: bytes) -> None:
         logger.info("compiled kernels are not kept on disk: %s", error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """One launch, compiled and loaded, for one image size."""
+KernelCall = Callable[[Tensor, Tensor], Tensor]
+"""``call(image, pack)`` enqueues all launches on the current stream."""
 
-    enqueue: Callable[..., None]
-    """``cuda.core.launch`` without its stream: ``enqueue(stream, *arguments)``."""
-    size: Size
-    """Height and width of the result."""
+
+class _Launcher:
+    """One launch, compiled and loaded, for images of one shape and stride.
+
+    The arguments lie in memory of this object, since building them anew costs more than
+    the launch; a lock keeps two threads from writing them at once. The driver has
+    copied them when ``enqueue`` returns.
+    """
+
+    def __init__(
+        self,
+        kernel: _Loaded,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        numbers: tuple[int, ...],
+    ) -> None:
+        self._kernel = kernel
+        self._config = (*grid, threads, 1, 1, shared)
+        # In the order of the kernel's parameters: image, result, pack, images of
+        # different sizes (none), then the numbers. All have 64 bits.
+        self._values = (ctypes.c_longlong * (4 + len(numbers)))(0, 0, 0, 0, *numbers)
+        first = ctypes.addressof(self._values)
+        addresses = [first + 8 * index for index in range(len(self._values))]
+        self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._pointer = ctypes.addressof(self._pointers)
+        self._lock = threading.Lock()
+
+    def enqueue(self, stream: int, image: int, out: int, pack: int) -> None:
+        """Launch on a raw stream, with raw addresses on the device."""
+        kernel, values = self._kernel, self._values
+        with self._lock:
+            values[0], values[1], values[2] = image, out, pack
+            (status,) = kernel.launch(
+                kernel.function, *self._config, stream, self._pointer, 0
+            )
+        if status != 0:
+            raise RuntimeError(f"the fused kernel could not be launched: {status!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One launch, and the tensor that it fills."""
+
+    launcher: _Launcher
+    shape: tuple[int, int, int, int]
     dtype: torch.dtype
     memory_format: torch.memory_format
 
@@ -147,7 +182,7 @@ class PlanKernel:
         self.plan = plan
         self.launches = split_launches(plan)
         self._tile = tile
-        self._ready: dict[tuple[object, ...], tuple[_Ready, ...]] = {}
+        self._calls: dict[tuple[object, ...], KernelCall | None] = {}
 
     def __call__(
         self,
@@ -172,128 +207,172 @@ class PlanKernel:
         Returns:
             (B, C, h, w), not readable on another stream before that one waits.
         """
-        if image.device.index != torch.cuda.current_device():
-            # A launch needs the context of its stream's device to be current.
-            with torch.cuda.device(image.device):
-                return self(
-                    image,
-                    pack,
-                    dtype=dtype,
-                    is_channels_last=is_channels_last,
-                    resampling=resampling,
-                    outside=outside,
-                )
-        key = (
-            image.shape[1:],
-            image.dtype,
-            image.device,
-            dtype,
-            is_channels_last,
-            resampling,
-            outside,
+        call = self.find(
+            image,
+            dtype=dtype,
+            is_channels_last=is_channels_last,
+            resampling=resampling,
+            outside=outside,
         )
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._ready[key] = tuple(
-                self._make_ready(
-                    image, launch, dtype, is_channels_last, resampling, outside
-                )
-                for launch in self.launches
-            )
-        stream = _stream_of(torch.cuda.current_stream().cuda_stream, image.device)
-        for step in ready:
-            out = torch.empty(
-                (image.shape[0], image.shape[1], *step.size),
-                dtype=step.dtype,
-                device=image.device,
-                memory_format=step.memory_format,
-            )
-            for first in range(0, image.shape[0], _MAX_SAMPLES):
-                rows = slice(first, first + _MAX_SAMPLES)
-                whole = image.shape[0] <= _MAX_SAMPLES
-                part, numbers, target = (
-                    (image, pack, out)
-                    if whole
-                    else (image[rows], pack[rows], out[rows])
-                )
-                step.enqueue(
-                    stream,
-                    part.shape[0],
-                    part.data_ptr(),
-                    target.data_ptr(),
-                    numbers.data_ptr(),
-                    0,
-                    *part.shape[2:],
-                    *part.stride(),
-                    *step.size,
-                )
-            image = out
-        return image
+        assert call is not None, "the kernel does not take such images"
+        return call(image, pack)
 
-    def _make_ready(
+    def find(
         self,
         image: Tensor,
-        launch: Launch,
+        *,
         dtype: torch.dtype,
         is_channels_last: bool,
         resampling: Resampling,
         outside: Outside,
-    ) -> _Ready:
-        """Compile, load and size one launch."""
-        is_last = launch is self.launches[-1]
-        is_first = launch is self.launches[0]
-        output = PIXELS[dtype] if is_last else "f32"
-        channels = image.shape[1]
-        variant = Variant(
-            channels,
-            PIXELS[image.dtype] if is_first else "f32",
-            output,  # type: ignore[arg-type]
-            is_channels_last=is_channels_last and is_last,
-            resampling=resampling,
-            outside=outside,
-        )
-        size: Size = (image.shape[-2], image.shape[-1])
-        tile = self._tile or choose_tile(self.plan, launch, variant, size)
-        header = write_header(self.plan, launch, variant, tile)
-        for step in self.plan.steps[: launch.last]:
+    ) -> KernelCall | None:
+        """Give what enqueues the plan for images like this one; compiles if needed.
+
+        Returns:
+            None where the kernel cannot read the image.
+        """
+        how = (dtype, is_channels_last, resampling, outside)
+        key = (image.shape, image.stride(), image.dtype, image.device, how)
+        try:
+            return self._calls[key]
+        except KeyError:
+            pass
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        call = self._calls[key] = self._make_call(image, *how)
+        return call
+
+    def _make_call(
+        self,
+        image: Tensor,
+        dtype: torch.dtype,
+        is_channels_last: bool,
+        resampling: Resampling,
+        outside: Outside,
+    ) -> KernelCall | None:
+        if image.dtype not in PIXELS or not _fits_32_bits(image):
+            return None
+        if image.shape[0] > _MAX_SAMPLES:
+
+            def in_parts(image: Tensor, pack: Tensor) -> Tensor:
+                parts = zip(
+                    torch.split(image, _MAX_SAMPLES),
+                    torch.split(pack, _MAX_SAMPLES),
+                    strict=True,
+                )
+                done = [
+                    self(
+                        *part,
+                        dtype=dtype,
+                        is_channels_last=is_channels_last,
+                        resampling=resampling,
+                        outside=outside,
+                    )
+                    for part in parts
+                ]
+                return torch.cat(done)
+
+            return in_parts
+        stages: list[_Stage] = []
+        device, size = image.device, (image.shape[-2], image.shape[-1])
+        for launch in self.launches:
+            is_last = launch is self.launches[-1]
+            variant = Variant(
+                image.shape[1],
+                PIXELS[image.dtype],
+                PIXELS[dtype] if is_last else "f32",  # type: ignore[arg-type]
+                is_channels_last=is_channels_last and is_last,
+                resampling=resampling,
+                outside=outside,
+            )
+            stages.append(self._make_stage(image, launch, variant, device, size))
+            # Stands for the result: only shape, strides, dtype and device are read.
+            last = stages[-1]
+            image = torch.empty(
+                last.shape,
+                dtype=last.dtype,
+                device="meta",
+                memory_format=last.memory_format,
+            )
+        return functools.partial(_run_stages, tuple(stages))
+
+    def _make_stage(
+        self,
+        image: Tensor,
+        launch: Launch,
+        variant: Variant,
+        device: torch.device,
+        first_size: Size,
+    ) -> _Stage:
+        """Compile, load and size one launch; the plan gets images of ``first_size``."""
+        batch, channels, height, width = image.shape
+        tile = self._tile or choose_tile(self.plan, launch, variant, first_size)
+        size: Size = (height, width)
+        for step in self.plan.steps[launch.first : launch.last]:
             size = step.output_size(size)
         grid = (
             -(-size[1] // tile.x),
             -(-size[0] // tile.y) * -(-channels // chunk_of(channels)),
+            batch,
         )
         shared = shared_bytes(self.plan, launch, variant, tile)
-        enqueue = _load(header, image.device, grid, tile.threads, shared)
-        last_format = variant.is_channels_last
-        return _Ready(
-            enqueue,
-            size,
-            dtype if is_last else torch.float32,
-            torch.channels_last if last_format else torch.contiguous_format,
+        kernel = _load_kernel(
+            write_header(self.plan, launch, variant, tile), device, shared
+        )
+        numbers = (height, width, *image.stride(), *size)
+        return _Stage(
+            _Launcher(kernel, grid, tile.threads, shared, numbers),
+            (batch, channels, *size),
+            _DTYPES[variant.output],
+            torch.channels_last
+            if variant.is_channels_last
+            else torch.contiguous_format,
         )
 
 
-def _load(
-    header: str, device: torch.device, grid: tuple[int, int], threads: int, shared: int
-) -> Callable[..., None]:
-    """Load a variant on a device and return what launches it."""
-    core = _core()
-    launch, make_config = core.launch, core.LaunchConfig
-    kernel = _load_kernel(header, device, shared)
-    configs: dict[int, Any] = {}
+def _run_stages(stages: tuple[_Stage, ...], image: Tensor, pack: Tensor) -> Tensor:
+    device = image.device
+    if device.index != torch.cuda.current_device():
+        # A launch needs the context of its stream's device to be current.
+        with torch.cuda.device(device):
+            return _run_stages(stages, image, pack)
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    numbers = pack.data_ptr()
+    for stage in stages:
+        out = torch.empty(
+            stage.shape,
+            dtype=stage.dtype,
+            device=device,
+            memory_format=stage.memory_format,
+        )
+        if stage.shape[0]:
+            stage.launcher.enqueue(stream, image.data_ptr(), out.data_ptr(), numbers)
+        image = out
+    return image
 
-    def enqueue(stream: Any, samples: int, *arguments: int) -> None:
-        config = configs.get(samples)
-        if config is None:
-            config = configs[samples] = make_config(
-                grid=(*grid, samples), block=(threads, 1, 1), shmem_size=shared
-            )
-        launch(stream, config, kernel, *arguments)
 
-    return enqueue
+def _fits_32_bits(image: Tensor) -> bool:
+    """Whether one sample's pixels lie within 2^31 elements; the batch may be larger."""
+    reach = sum(
+        (size - 1) * stride
+        for size, stride in zip(image.shape[1:], image.stride()[1:], strict=True)
+    )
+    return reach < 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A kernel in the memory of one device."""
+
+    launch: Callable[..., tuple[Any, ...]]
+    """The driver's ``cuLaunchKernel``."""
+    function: Any
+    module: Any
+    """Keeps the code loaded."""
 
 
 @functools.cache
-def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
+def _load_kernel(header: str, device: torch.device, shared: int) -> _Loaded:
     core = _core()
     driver = importlib.import_module("cuda.bindings.driver")
     major, minor = torch.cuda.get_device_capability(device)
@@ -301,7 +380,8 @@ def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
     with torch.cuda.device(device):
         index = torch.cuda.current_device()
         core.Device(index).set_current()  # The context that torch uses too.
-        kernel = core.ObjectCode.from_cubin(cubin).get_kernel("augment")
+        module = core.ObjectCode.from_cubin(cubin)
+        kernel = module.get_kernel("augment")
         if shared > 47 * 1024:  # With the static part, 48 KiB need no permission.
             (status,) = driver.cuKernelSetAttribute(
                 driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -314,11 +394,6 @@ def _load_kernel(header: str, device: torch.device, shared: int) -> Any:
                     f"the kernel needs {shared} bytes of shared memory, which "
                     f"{torch.cuda.get_device_name(index)} does not have: {status}"
                 )
-    return kernel
-
-
-@functools.lru_cache(maxsize=64)
-def _stream_of(handle: int, device: torch.device) -> Any:
-    """The stream of a raw handle, as ``cuda.core`` wants it; torch keeps it alive."""
-    core = _core()
-    return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
+    # The driver launches a kernel of a library like a function of a module.
+    function = driver.CUfunction(int(kernel.handle))
+    return _Loaded(driver.cuLaunchKernel, function, (module, kernel))

@@ -1,4 +1,4 @@
-"""How does a Kornia augmentation run inside a loader?
+"""How does Kornia itself run inside a loader, where its work is not fused?
 
 :class:`KorniaTransform` takes over a module that a user passed as ``transform``:
 
@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
         "Kornia is needed for this and is not installed. Run pip install 'kornia>=0.9'."
     ) from error
 
-__all__ = ["KorniaTransform", "import_kornia"]
+__all__ = ["KorniaTransform", "check_image", "default_device_cpu", "import_kornia"]
 
 _OLDEST = (0, 9)
 
@@ -121,13 +121,8 @@ class KorniaTransform:
         """
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             return self._run((_with_float_images(inputs[0]),), seed)
+        self.check_count(inputs)
         keys = self._key_names()
-        if len(inputs) != len(keys):
-            raise TransformError(
-                f"{type(self._module).__name__} takes {len(keys)} inputs ({keys}), but "
-                f"got {len(inputs)}. Name as many in inputs=..., or pass an "
-                "AugmentationSequential with data_keys for all of them."
-            )
         floats = tuple(
             _to_float(value) if key in _IMAGE_KEYS else value
             for key, value in zip(keys, inputs, strict=True)
@@ -142,6 +137,25 @@ class KorniaTransform:
         )
         return restored if len(keys) > 1 else restored[0]
 
+    @property
+    def module(self) -> nn.Module:
+        """The copy of the user's module, made ready for a loader."""
+        return self._module
+
+    def check_count(self, inputs: tuple[Any, ...]) -> None:
+        """Refuse inputs that are not as many as the module has ``data_keys``.
+
+        Raises:
+            TransformError: They are not.
+        """
+        keys = self._key_names()
+        if len(inputs) != len(keys):
+            raise TransformError(
+                f"{type(self._module).__name__} takes {len(keys)} inputs ({keys}), but "
+                f"got {len(inputs)}. Name as many in inputs=..., or pass an "
+                "AugmentationSequential with data_keys for all of them."
+            )
+
     def _key_names(self) -> list[str]:
         if self._data_keys is None:
             return ["image"]
@@ -153,7 +167,7 @@ class KorniaTransform:
             value.to(torch.uint8) if _is_bool(value) else value for value in inputs
         )
         device = _device_of(inputs)
-        with generators_seeded(seed, device), _default_device_cpu():
+        with generators_seeded(seed, device), default_device_cpu():
             return self._module(*numbers)
 
     def __repr__(self) -> str:
@@ -202,7 +216,7 @@ def _refuse_upscaling(crop: Any) -> None:
     crop.generate_parameters = generate_checked
 
 
-def _default_device_cpu() -> AbstractContextManager[Any]:
+def default_device_cpu() -> AbstractContextManager[Any]:
     """Keep parameters on the host under a default device that the user set."""
     if torch.get_default_device().type == "cpu":
         # The usual case; the context would cost time at each of some 200 operations.
@@ -213,24 +227,32 @@ def _default_device_cpu() -> AbstractContextManager[Any]:
 # Inputs and results #
 
 
-def _to_float(image: Any) -> Any:
+def check_image(image: Any) -> None:
+    """Refuse what is no image.
+
+    Raises:
+        BatchError: It is no tensor, or one of another dtype.
+    """
     if not isinstance(image, torch.Tensor):
         raise BatchError(
             f"an image for a Kornia augmentation is a {type(image).__name__}. Accepted "
             "are tensors (B, C, H, W) or (C, H, W); stack lists of images in the "
             "collate function, or name another part of the batch with inputs=..."
         )
-    if image.is_floating_point():
-        return image
-    full_scale = _FULL_SCALE.get(image.dtype)
-    if full_scale is None:
+    if not image.is_floating_point() and image.dtype not in _FULL_SCALE:
         raise BatchError(
             f"an image for a Kornia augmentation is {image.dtype} with shape "
             f"{tuple(image.shape)}. Accepted are uint8 (scaled by 255), uint16 (by "
             "65535) and float types; convert the image in the dataset or name another "
             "part of the batch with inputs=..."
         )
-    return image.to(torch.float32).div_(full_scale)
+
+
+def _to_float(image: Any) -> Any:
+    check_image(image)
+    if image.is_floating_point():
+        return image
+    return image.to(torch.float32).div_(_FULL_SCALE[image.dtype])
 
 
 def _with_float_images(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gpuprefetch.augment.plan import (
+from gpuprefetch.augment.steps import (
     Affine,
     Blur,
     Border,

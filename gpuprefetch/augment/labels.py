@@ -8,17 +8,20 @@ upright boxes around them; a box's last pixel belongs to it (Kornia's ``xyxy_plu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpuprefetch.augment.geometry import backward_map, compose, forward_map
-from gpuprefetch.augment.plan import (
+from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.reference import apply_steps
+from gpuprefetch.augment.steps import (
     Affine,
     Blur,
     Crop,
-    Plan,
     Pointwise,
     Resize,
     ResizedCrop,
@@ -26,9 +29,20 @@ from gpuprefetch.augment.plan import (
     Size,
     Step,
 )
-from gpuprefetch.augment.reference import apply_steps
 
-__all__ = ["forward_matrix", "move_boxes", "move_keypoints", "move_mask"]
+__all__ = [
+    "LABELS",
+    "changes_labels",
+    "forward_matrix",
+    "mask_settings_reason",
+    "move_boxes",
+    "move_keypoints",
+    "move_labels",
+    "move_mask",
+]
+
+LABELS = ("mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "label", "class")
+"""The data keys, besides images, that can follow fused steps."""
 
 
 def forward_matrix(plan: Plan, pack: Tensor, size: Size) -> Tensor:
@@ -99,3 +113,72 @@ def _clockwise(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor) -> Tens
     flat = (left, top, right, top, right, bottom, left, bottom)
     stacked = torch.stack(flat, -1)
     return stacked.view(*stacked.shape[:-1], 4, 2)
+
+
+def move_labels(
+    plan: Plan, pack: Tensor, size: Size, *, keys: Sequence[str], labels: list[Any]
+) -> list[Any]:
+    """Labels of images of this size, one for each of the data keys ``keys``."""
+    if all(isinstance(step, Blur | Pointwise) for step in plan.steps):
+        return labels
+    matrix = forward_matrix(plan, pack, size)
+    return [
+        _move_label(plan, pack, matrix, key, label)
+        for key, label in zip(keys, labels, strict=True)
+    ]
+
+
+def _move_label(plan: Plan, pack: Tensor, matrix: Tensor, key: str, label: Any) -> Any:
+    if key in ("label", "class"):
+        return label
+    if isinstance(label, list | tuple):
+        moved = [
+            _move_label(plan, pack[i : i + 1], matrix[i], key, one)
+            for i, one in enumerate(label)
+        ]
+        return type(label)(moved)
+    if key == "mask":
+        return _move_mask(plan, pack, label)
+    return (
+        move_keypoints(matrix, label)
+        if key == "keypoints"
+        else move_boxes(matrix, label, key)
+    )
+
+
+def _move_mask(plan: Plan, pack: Tensor, mask: Tensor) -> Tensor:
+    """A mask of rank 4, 3 (B, H, W or one C, H, W) or 2; the rank is kept."""
+    if mask.ndim == 4:
+        return move_mask(plan, pack, mask)
+    if mask.ndim == 3 and mask.shape[0] == pack.shape[0]:
+        return move_mask(plan, pack, mask[:, None])[:, 0]
+    if mask.ndim == 3:
+        return move_mask(plan, pack, mask[None])[0]
+    return move_mask(plan, pack, mask[None, None])[0, 0]
+
+
+# Which members and settings matter #
+
+
+def changes_labels(module: nn.Module) -> bool:
+    """Whether labels have to follow a member; of the unknown that is assumed."""
+    names = {base.__name__ for base in type(module).__mro__}
+    # RandomErasing erases masks too.
+    return "IntensityAugmentationBase2D" not in names or "RandomErasing" in names
+
+
+def mask_settings_reason(module: nn.Module) -> str:
+    """Why the labels of a container have to be moved by Kornia; empty: they need not.
+
+    By default a container of Kornia's reads masks as the nearest pixel.
+    """
+    extra = getattr(module, "extra_args", None) or {}
+    for key, settings in extra.items():
+        usual = str(getattr(key, "name", key)).lower() == "mask" and all(
+            name == "align_corners"
+            or str(getattr(value, "name", value)).lower() == "nearest"
+            for name, value in settings.items()
+        )
+        if not usual:
+            return "extra_args say how labels are moved"
+    return ""

@@ -11,39 +11,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
-from gpuprefetch.augment.plan import (
+from gpuprefetch.augment.plan import Launch, Plan
+from gpuprefetch.augment.steps import (
     Affine,
     Blur,
     CenterCrop,
     Crop,
     Flip,
     Interpolation,
-    Launch,
-    Outside,
-    Plan,
     Pointwise,
-    Resampling,
     Resize,
     ResizedCrop,
     Rotation,
     Size,
     Step,
 )
+from gpuprefetch.augment.variant import Pixel, Tile, Variant, chunk_of
 
-__all__ = [
-    "Pixel",
-    "Tile",
-    "Variant",
-    "choose_tile",
-    "chunk_of",
-    "shared_bytes",
-    "write_header",
-]
-
-Pixel = Literal["u8", "u16", "f16", "bf16", "f32"]
+__all__ = ["write_header"]
 
 _FULL_SCALE: Mapping[Pixel, float] = {"u8": 255.0, "u16": 65535.0}
 _INTERPOLATION: Mapping[Interpolation, str] = {
@@ -57,37 +44,6 @@ _MARGIN = {
     "replicate": "MARGIN_REPLICATE",
     "circular": "MARGIN_CIRCULAR",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a launch is cut into blocks; measured choices, not part of the result."""
-
-    x: int = 64
-    y: int = 32
-    threads: int = 256
-    strip: int = 8
-    """Rows that a thread blurs; divides ``y``."""
-    min_blocks: int = 1
-    """Blocks that must fit on a multiprocessor: bounds the registers."""
-    stage_texels: int = 1850
-    """Room for the source in shared memory, in pixels; 0: never staged."""
-    stages_floats: bool = False
-    """Stage 32 bits per channel even where 16 are exact."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What a launch is compiled for, besides the plan."""
-
-    channels: int
-    source: Pixel
-    output: Literal["f16", "bf16", "f32"]
-    is_channels_last: bool = False
-    resampling: Resampling = "chained"
-    outside: Outside = "zeros"
-    is_ragged: bool = False
-    """Each sample has its own address, size and strides."""
 
 
 @dataclass(slots=True)
@@ -197,83 +153,6 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
         "PLAN_STEPS": " ".join(low.calls),
     }
     return "".join(f"#define {name} {value}\n" for name, value in defines.items())
-
-
-def chunk_of(channels: int) -> int:
-    """Channels that one block makes."""
-    if channels <= 4:
-        return channels
-    return 3 if channels % 3 == 0 and channels % 4 else 4
-
-
-def choose_tile(plan: Plan, launch: Launch, variant: Variant, size: Size) -> Tile:
-    """The tile for a launch on images of this size.
-
-    The largest tile whose part of the source fits, at any angle, into what is left of a
-    quarter of a multiprocessor's shared memory; benchmarks/NOTES.md has the figures.
-    """
-    walk = list(plan.walk(size))[launch.first : launch.last]
-    blur = next((step for step, _, _ in walk if isinstance(step, Blur)), None)
-    radius = max(blur.kernel_size) // 2 if blur else 0
-    zoom, is_rotated = _zoom(walk)
-    min_blocks = 4 if radius <= 4 else 2
-    choices = []
-    for x, y in ((64, 32), (32, 32)):
-        width, height = x + 2 * radius, y + 2 * radius
-        if is_rotated:
-            width = height = round((width + height) * 0.7072)
-        texels = (int(width * zoom) + 6) * (int(height * zoom) + 6)
-        rounded = -(-texels // 64) * 64
-        tile = Tile(x, y, min_blocks=min_blocks, stage_texels=rounded)
-        if shared_bytes(plan, launch, variant, tile) <= _QUARTER:
-            return tile
-        choices.append(tile)
-    tile = choices[-1]
-    excess = shared_bytes(plan, launch, variant, tile) - _THIRD
-    if excess <= 0:
-        return replace(tile, min_blocks=min(min_blocks, 3))
-    # Strong shrinking: only some of the tiles fit. The others are read directly.
-    texels = max(tile.stage_texels - excess // 4, 0)
-    while (
-        shared_bytes(plan, launch, variant, replace(tile, stage_texels=texels)) > _THIRD
-    ):
-        texels = texels * 3 // 4
-    return replace(tile, min_blocks=min(min_blocks, 3), stage_texels=texels)
-
-
-_QUARTER = 54 * 1024  # Bytes of shared memory for each of 4 blocks (228 KiB on Hopper).
-_THIRD = 72 * 1024  # For each of 3; below the 99 KiB that every supported GPU allows.
-
-
-def _zoom(
-    walk: Sequence[tuple[Step, Mapping[str, int], Size]],
-) -> tuple[float, bool]:
-    """Source pixels per output pixel along an axis at most, and whether it may turn."""
-    zoom, is_rotated = 1.0, False
-    for step, _, size in walk:
-        out = step.output_size(size)
-        if isinstance(step, Resize | ResizedCrop):
-            zoom *= max(size[0] / out[0], size[1] / out[1])
-        if isinstance(step, ResizedCrop):
-            zoom *= min(max(step.scale), 1.0) ** 0.5
-        elif isinstance(step, Affine) and step.scale is not None:
-            zoom /= min(min(step.scale), 1.0)
-        is_rotated = is_rotated or isinstance(step, Rotation | Affine)
-    return zoom, is_rotated
-
-
-def shared_bytes(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> int:
-    """Dynamic shared memory of a block: the blur's planes, then the staged source."""
-    defines = dict(
-        line.split(" ", 2)[1:]
-        for line in write_header(plan, launch, variant, tile).splitlines()
-    )
-    radius_x, radius_y = (int(defines[f"PLAN_RADIUS_{axis}"]) for axis in "XY")
-    chunk = chunk_of(variant.channels)
-    row = (tile.x + 2 * radius_x + 3) // 4 * 4
-    planes = chunk * row * (tile.y + 2 * radius_y) * 4 if radius_x or radius_y else 0
-    texel = (4 if chunk == 3 else chunk) * (2 if defines["STAGE_16"] == "1" else 4)
-    return planes + int(defines["PLAN_STAGE_TEXELS"]) * texel
 
 
 def _lower(

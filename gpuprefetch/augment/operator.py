@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpuprefetch.augment import kernel
-from gpuprefetch.augment.kernel import PIXELS, PlanKernel
+from gpuprefetch.augment.kernel import PIXELS, KernelCall, PlanKernel
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.errors import BatchError
@@ -90,6 +90,10 @@ def augment(
     Returns:
         (B, C, h, w); on CUDA enqueued on the current stream.
     """
+    if type(image) is Tensor and image.is_cuda and not _is_watched():
+        call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
+        if call is not None:
+            return call(image, pack)
     return cast(
         Tensor,
         torch.ops.gpuprefetch.augment(
@@ -98,13 +102,38 @@ def augment(
     )
 
 
-def fits_32_bits(image: Tensor) -> bool:
-    """Whether one sample's pixels lie within 2^31 elements; the batch may be larger."""
-    reach = sum(
-        (size - 1) * stride
-        for size, stride in zip(image.shape[1:], image.stride()[1:], strict=True)
+def _is_watched() -> bool:
+    """Whether someone has to see the operator: a compiler, a mode, a profiler.
+
+    Otherwise the kernel is launched without torch's dispatcher, whose way through
+    Python and back costs the host more than the launch.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._autograd._profiler_enabled()
     )
-    return reach < 2**31
+
+
+def _find_call(
+    image: Tensor,
+    plan: str,
+    dtype: torch.dtype,
+    is_channels_last: bool,
+    resampling: Resampling,
+    outside: Outside,
+) -> KernelCall | None:
+    """What launches the kernel for such images; None where it cannot run."""
+    if kernel.why_not(image.device):
+        return None
+    return _plans[plan].find(
+        image,
+        dtype=dtype,
+        is_channels_last=is_channels_last,
+        resampling=resampling,
+        outside=outside,
+    )
 
 
 def _run(
@@ -116,17 +145,10 @@ def _run(
     resampling: Resampling,
     outside: Outside,
 ) -> Tensor:
-    planned = _plans[plan]
+    call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
+    if call is not None:
+        return call(image, pack)
     reason = kernel.why_not(image.device)
-    if not reason and image.dtype in PIXELS and fits_32_bits(image):
-        return planned(
-            image,
-            pack,
-            dtype=dtype,
-            is_channels_last=is_channels_last,
-            resampling=resampling,
-            outside=outside,
-        )
     if image.is_cuda and reason and reason not in _warned:
         _warned.add(reason)
         logger.warning(
@@ -136,7 +158,11 @@ def _run(
             __name__,
         )
     out = apply_plan(
-        planned.plan, to_unit_range(image), pack, resampling=resampling, outside=outside
+        _plans[plan].plan,
+        to_unit_range(image),
+        pack,
+        resampling=resampling,
+        outside=outside,
     )
     # A plan that changes nothing must not hand the input back: operators do not alias.
     return out.to(

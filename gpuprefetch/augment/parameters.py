@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gpuprefetch.augment.convert import from_kornia, to_kornia
-from gpuprefetch.augment.plan import Plan, Size
+from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.steps import Size
 from gpuprefetch.errors import TransformError
 
 __all__ = ["Parameters", "params_from_kornia", "params_to_kornia"]

@@ -4,6 +4,9 @@ All of them come from one ``torch.rand`` of the caller's generator, scaled in on
 operation and rounded down in another where they are whole. The distributions are
 Kornia's: see ``kornia.augmentation.random_generator``. Only RandomResizedCrop needs
 more, because it draws ten windows and takes the first that fits.
+
+The arithmetic is numpy's, on torch's memory: for a few hundred numbers its operations
+cost the host a third of torch's, and never wake a pool of threads.
 """
 
 from __future__ import annotations
@@ -11,49 +14,48 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.plan import (
-    CenterCrop,
-    Column,
-    Crop,
-    Plan,
-    ResizedCrop,
-    Size,
-)
+from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.steps import CenterCrop, Crop, ResizedCrop, Size
 from gpuprefetch.errors import ImageSizeError
 
 __all__ = ["Sampler"]
 
 _TRIES = 10  # Windows that RandomResizedCrop draws before it takes the middle one.
+_PER_WINDOW = 2 * _TRIES + 2  # Areas, logs of aspect ratios, and the place.
+
+# A float32 product of u < 1 may round up to the whole span. Shrunk by this, it does not
+# reach the next whole number for any span below 2^19.
+_BELOW_ONE = 1.0 - 2.0**-20
+
+_Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
     """One RandomResizedCrop of a recipe."""
 
+    step: ResizedCrop
     column: int
     """Where the pack wants left, top, width and height."""
-    start: int
-    """Where its own numbers begin: areas, logs of aspect ratios, places."""
-    limit: Tensor
-    """Width and height of the image, (2, 1, 1)."""
+    size: Size
+    """Of the image that gets there."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
     """What does not change from batch to batch for images of one size."""
 
-    low: Tensor
-    span: Tensor
-    """Both (n,), float32: a column's values are ``low + u * span``."""
-    shared: Tensor | None
+    low: _Floats
+    span: _Floats
+    """Both (n,): a column's values are ``low + u * span``."""
+    shared: npt.NDArray[np.intp] | None
     """Columns whose number the whole batch shares; None: no such."""
-    is_all_shared: bool
     windows: tuple[_Windows, ...]
-    drawn: int
-    """Uniform numbers per sample: the pack's, then those that windows are made of."""
 
 
 class Sampler:
@@ -64,9 +66,22 @@ class Sampler:
         self._recipes: dict[Size, _Recipe] = {}
 
     def __call__(
-        self, batch: int, size: Size, generator: torch.Generator | None
+        self,
+        batch: int,
+        size: Size,
+        generator: torch.Generator | None,
+        *,
+        is_pinned: bool = False,
     ) -> Tensor:
         """Draw for ``batch`` images of one size.
+
+        Args:
+            batch: How many images.
+            size: Their height and width.
+            generator: On the CPU; None: torch's own.
+            is_pinned: Whether the pack lies in page-locked memory, ready to be copied.
+                Torch's host allocator gives that memory to the next draw only after a
+                copy that it has seen; so nobody has to wait.
 
         Raises:
             ImageSizeError: A crop is larger than the image that reaches it.
@@ -74,22 +89,31 @@ class Sampler:
         recipe = self._recipes.get(size)
         if recipe is None:
             recipe = self._recipes[size] = _make_recipe(self.plan, size)
-        rows = min(batch, 1) if recipe.is_all_shared else batch
-        u = torch.rand(rows, recipe.drawn, generator=generator)
-        if recipe.shared is not None and batch > 0:
-            u[:, recipe.shared] = u[0, recipe.shared]
-        pack = torch.addcmul(recipe.low, u, recipe.span)
-        if self.plan.whole:
-            pack[:, : self.plan.whole].floor_()
+        width, whole = self.plan.width, self.plan.whole
+        end = batch * width
+        drawn = torch.rand(
+            end + batch * _PER_WINDOW * len(recipe.windows),
+            generator=generator,
+            dtype=torch.float32,
+            device="cpu",
+            pin_memory=is_pinned,
+        )
+        flat = drawn.numpy()
+        pack = flat[:end].reshape(batch, width)
+        if recipe.shared is not None and batch:
+            pack[:, recipe.shared] = pack[0, recipe.shared]
+        pack *= recipe.span
+        pack += recipe.low
+        if whole:
+            np.floor(pack[:, :whole], out=pack[:, :whole])
         for windows in recipe.windows:
-            _place_windows(windows, pack)
-        if recipe.windows:
-            pack = pack[:, : self.plan.width].contiguous()
-        return pack if rows == batch else pack.expand(batch, -1).contiguous()
+            start, end = end, end + batch * _PER_WINDOW
+            _place_windows(windows, flat[start:end].reshape(_PER_WINDOW, batch), pack)
+        return drawn[: batch * width].view(batch, width)
 
 
 def _make_recipe(plan: Plan, size: Size) -> _Recipe:
-    columns = list(plan.columns(size))
+    columns = plan.columns(size)
     windows = []
     for step, layout, before in plan.walk(size):
         if isinstance(step, Crop):
@@ -97,75 +121,64 @@ def _make_recipe(plan: Plan, size: Size) -> _Recipe:
         elif isinstance(step, CenterCrop):
             _require_room(step.name, step.size, before)
         elif isinstance(step, ResizedCrop):
-            limit = torch.tensor([before[1], before[0]], dtype=torch.float32)
-            start = len(columns)
-            windows.append(_Windows(layout["left"], start, limit.view(2, 1, 1)))
-            columns += _window_columns(step, before)
+            windows.append(_Windows(step, layout["left"], before))
     shared = [index for index, column in enumerate(columns) if column.is_shared]
-    is_all_shared = len(shared) == len(columns) and len(columns) > 0
+    spans = [
+        (column.high - column.low) * (_BELOW_ONE if column.is_whole else 1.0)
+        for column in columns
+    ]
     return _Recipe(
-        low=torch.tensor([column.low for column in columns]),
-        span=torch.tensor([column.high - column.low for column in columns]),
-        shared=torch.tensor(shared) if shared and not is_all_shared else None,
-        is_all_shared=is_all_shared,
+        low=np.array([column.low for column in columns], dtype=np.float32),
+        span=np.array(spans, dtype=np.float32),
+        shared=np.array(shared) if shared else None,
         windows=tuple(windows),
-        drawn=len(columns),
     )
 
 
 def _require_room(name: str, window: Size, canvas: Size) -> None:
     if window[0] > canvas[0] or window[1] > canvas[1]:
         raise ImageSizeError(
-            f"{name} cuts {window[0]} x {window[1]} pixels (height x width), but the "
-            f"image that reaches it has {canvas[0]} x {canvas[1]}. Make the crop "
-            "smaller, resize before it, or pass pad_if_needed=True."
+            f"{name}({window[0]}, {window[1]}) is larger than the image, which is "
+            f"{canvas[0]} x {canvas[1]} (height x width) there. Use a smaller crop, a "
+            "Resize before it, or pad_if_needed=True."
         )
 
 
-def _window_columns(step: ResizedCrop, size: Size) -> list[Column]:
-    """Ten candidates and the way out: areas, logs of aspect ratios, then the place.
-
-    Area uniform in ``scale``, log of width / height uniform in ``ratio``. The eleventh
-    candidate is no draw: the largest central window, which always fits
-    (``ResizedCropGenerator.forward``).
-    """
-    pixels = size[0] * size[1]
-    small, large = (share * pixels for share in step.scale)
-    narrow, wide = (math.log(ratio) for ratio in step.ratio)
-    width, height = _largest_window(step.ratio, size)
-    last_area, last_log = width * height, math.log(width / height)
-    shared = step.same_on_batch
-    return [
-        *(Column("area", small, large, is_shared=shared) for _ in range(_TRIES)),
-        Column("area", last_area, last_area, is_shared=shared),
-        *(Column("log ratio", narrow, wide, is_shared=shared) for _ in range(_TRIES)),
-        Column("log ratio", last_log, last_log, is_shared=shared),
-        Column("place x", 0.0, 1.0, is_shared=shared),
-        Column("place y", 0.0, 1.0, is_shared=shared),
-    ]
-
-
-# Half the log of the aspect ratio, plus for the width and minus for the height.
-_HALVES = torch.tensor([0.5, -0.5]).view(2, 1, 1)
-
-
-def _place_windows(windows: _Windows, pack: Tensor) -> None:
+def _place_windows(windows: _Windows, u: _Floats, pack: _Floats) -> None:
     """Take each sample's first candidate that fits, and put it at a random place.
 
-    Width and height are ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded.
+    Area uniform in ``scale``, log of width / height uniform in ``ratio``; width and
+    height are ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded. Where none of
+    ten fits: the largest central window (``ResizedCropGenerator.forward``).
+
+    Args:
+        windows: What to draw.
+        u: (_PER_WINDOW, B), uniform in [0, 1); overwritten.
+        pack: Gets left, top, width and height.
     """
-    start, count = windows.start, _TRIES + 1
-    areas = pack[:, start : start + count]
-    logs = pack[:, start + count : start + 2 * count]
-    sizes = logs.mul(_HALVES).exp_().mul_(areas.sqrt()).round_()  # (2, B, 11)
-    fits = ((sizes <= windows.limit) & (sizes > 0)).all(0)
-    first = fits.to(torch.uint8).argmax(1).expand(2, -1)[..., None]
-    chosen = sizes.gather(2, first)  # (2, B, 1)
-    room = (windows.limit + 1 - chosen).squeeze(2).t()
-    places = pack[:, start + 2 * count : start + 2 * count + 2]
-    column = windows.column
-    pack[:, column : column + 2] = room.mul_(places).floor_()
-    pack[:, column + 2 : column + 4] = chosen.squeeze(2).t()
+    step, (high, wide), column = windows.step, windows.size, windows.column
+    batch = u.shape[1]
+    if not batch:
+        return
+    if step.same_on_batch:
+        u[:] = u[:, :1]
+    small, large = (share * high * wide for share in step.scale)
+    narrow, broad = (math.log(ratio) / 2 for ratio in step.ratio)
+    roots = np.sqrt(u[:_TRIES] * (large - small) + small)
+    stretch = np.exp(u[_TRIES : 2 * _TRIES] * (broad - narrow) + narrow)
+    widths, heights = np.rint(roots * stretch), np.rint(roots / stretch)
+    fits = (widths <= wide) & (heights <= high) & (widths > 0) & (heights > 0)
+    first = fits.argmax(0), np.arange(batch)
+    width, height = widths[first], heights[first]
+    has_none = ~fits[first]
+    if has_none.any():
+        width[has_none], height[has_none] = _largest_window(step.ratio, windows.size)
+    left = np.floor((wide + 1 - width) * u[-2])
+    top = np.floor((high + 1 - height) * u[-1])
+    pack[:, column] = np.minimum(left, wide - width)
+    pack[:, column + 1] = np.minimum(top, high - height)
+    pack[:, column + 2] = width
+    pack[:, column + 3] = height
 
 
 def _largest_window(ratio: tuple[float, float], size: Size) -> tuple[int, int]:

@@ -11,15 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.lower import (
-    Tile,
-    Variant,
-    choose_tile,
-    chunk_of,
-    write_header,
-)
+from gpuprefetch.augment.lower import write_header
 from gpuprefetch.augment.plan import Plan, split_launches
 from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.tile import choose_tile
+from gpuprefetch.augment.variant import Tile, Variant, chunk_of
 
 _HERE = Path(__file__).parent
 _SOURCE = (_HERE.parents[1] / "gpuprefetch/augment/kernel.cu").read_text()

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor, nn
 
 from gpuprefetch.augment.fuse import fuse
-from gpuprefetch.augment.lower import Tile
 from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.variant import Tile
 from gpuprefetch.errors import ImageSizeError
 
 SIZE = (37, 53)

@@ -1,0 +1,124 @@
+"""How does a Kornia module, or what ``fuse`` made of one, run inside a loader?
+
+All numbers of a batch come from one generator of ours, seeded with the batch's seed;
+torch's own generators are not touched. Members that Kornia runs draw from torch's, so
+around those the generators are set and put back, as for any other transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpuprefetch.augment.eligible import why_whole
+from gpuprefetch.augment.fuse import FusedAugmentation
+from gpuprefetch.augment.kornia_adapter import (
+    KorniaTransform,
+    check_image,
+    default_device_cpu,
+)
+from gpuprefetch.seeding import generators_seeded
+
+__all__ = ["FusedTransform", "adapt_kornia"]
+
+_FUSED_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def adapt_kornia(module: nn.Module) -> FusedTransform | KorniaTransform:
+    """Make a loader's transform of a Kornia module or of a fused one.
+
+    Raises:
+        DependencyError: The installed Kornia is older than 0.9.
+    """
+    if isinstance(module, FusedAugmentation):
+        return FusedTransform(module, None)
+    kornia = KorniaTransform(module)
+    if why_whole(kornia.module):
+        return kornia
+    fused = FusedAugmentation(
+        kornia.module, None, torch.contiguous_format, "chained", "zeros"
+    )
+    return FusedTransform(fused, kornia)
+
+
+class FusedTransform:
+    """A fused augmentation as a transform.
+
+    Args:
+        fused: What runs.
+        kornia: Takes the batches that the fused one does not; None: an error.
+    """
+
+    def __init__(
+        self, fused: FusedAugmentation, kornia: KorniaTransform | None
+    ) -> None:
+        self._fused = fused
+        self._kornia = kornia
+        # Seeded anew for each batch. Used by the loop's thread alone.
+        self._generator = torch.Generator(device="cpu")
+
+    def apply_seeded(self, inputs: tuple[Any, ...], seed: int) -> Any:
+        """Augment one batch, as ``KorniaTransform.apply_seeded`` says."""
+        if self._kornia is not None:
+            if self._takes_kornia(self._kornia, inputs):
+                return self._kornia.apply_seeded(inputs, seed)
+        else:
+            check_image(inputs[0])
+        if self._fused.is_fused:
+            self._generator.manual_seed(seed)
+            return self._run(inputs, self._generator)
+        with generators_seeded(seed, inputs[0].device), default_device_cpu():
+            return self._run(inputs, None)
+
+    def _run(
+        self, inputs: tuple[Any, ...], generator: torch.Generator | None
+    ) -> Tensor | tuple[Any, ...]:
+        if len(inputs) == 1:
+            image: Tensor = self._fused(inputs[0], generator=generator)
+            return image
+        # A bool mask goes through as uint8: padding and indexing take numbers only.
+        numbers = (x.to(torch.uint8) if _is_bool(x) else x for x in inputs)
+        results = self._fused(*numbers, generator=generator)
+        return tuple(
+            new.to(torch.bool) if _is_bool(old) else new
+            for new, old in zip(results, inputs, strict=True)
+        )
+
+    def _takes_kornia(self, kornia: KorniaTransform, inputs: tuple[Any, ...]) -> bool:
+        """Whether a batch is one of those rare ones that Kornia knows and we do not."""
+        image = inputs[0]
+        if len(inputs) == 1 and isinstance(image, Mapping):
+            return True
+        kornia.check_count(inputs)
+        check_image(image)
+        if image.is_floating_point() and image.dtype not in _FUSED_FLOATS:
+            return True
+        if len(inputs) == 1:
+            return image.ndim not in (3, 4)
+        return image.ndim != 4 or not all(
+            _is_label(key, label, image)
+            for key, label in zip(self._fused.data_keys[1:], inputs[1:], strict=True)
+        )
+
+    def __repr__(self) -> str:
+        return f"FusedTransform({self._fused!r})"
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype is torch.bool
+
+
+def _is_label(key: str, label: Any, image: Tensor) -> bool:
+    """Whether a label is a tensor of the usual rank, or a list of such per sample."""
+    if key in ("label", "class"):
+        return True
+    if isinstance(label, list) and key != "mask":
+        return len(label) == len(image) and all(type(one) is Tensor for one in label)
+    if type(label) is not Tensor or len(label) != len(image):
+        return False
+    if key == "mask":
+        return label.ndim in (3, 4) and label.shape[-2:] == image.shape[-2:]
+    return label.ndim == (4 if key == "bbox" else 3)
