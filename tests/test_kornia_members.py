@@ -153,6 +153,7 @@ def test_a_single_volume_comes_back_as_one(device: torch.device, channels: int) 
 # Mixing #
 
 
+@pytest.mark.filterwarnings("ignore:RandomCutMixV2 currently uses")
 @pytest.mark.parametrize("name", ["RandomMixUpV2", "RandomCutMixV2"])
 def test_mixed_labels_come_as_kornia_gives_them(
     device: torch.device, name: str
