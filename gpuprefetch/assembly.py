@@ -44,8 +44,7 @@ class PullPlan:
     is_threaded: bool
     """A feeder thread pulls it, not the loop's thread."""
     may_refill: bool
-    """It may write into the batch before, once it is asked for the next. Worker
-    processes never do: they give each batch memory of its own."""
+    """It may write into the batch before, once it is asked for the next."""
     most_pulled: int
     """Batches that may be pulled and not yet yielded; see [Note: Credits]."""
 
@@ -56,7 +55,8 @@ class PullPlan:
         if is_threaded is None:
             is_threaded = traits.has_workers
         extra = _EXTRA_FROM_WORKERS if is_threaded and traits.has_workers else 0
-        return PullPlan(is_threaded, not traits.has_workers, settings.depth + extra)
+        may_refill = not traits.makes_private_batches
+        return PullPlan(is_threaded, may_refill, settings.depth + extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +84,59 @@ def open_pass(
 ) -> Epoch[Any]:
     """Start a pass over a source whose iterator has been made."""
     plan = PullPlan.of(around.settings, around.traits)
-    if is_asynchronous(around.device):
-        ring, prepare, transfer = _parts_on_a_stream(plan, transform, around)
-    else:
-        ring, prepare, transfer = _parts_inline(plan, transform, around)
+    if not is_asynchronous(around.device):
+        is_copied = plan.is_threaded and plan.may_refill
+        prepare = prepare_by_cloning if is_copied else prepare_as_is
+        transfer = InlineTransfer(around.device, transform)
+        return _begin(started, plan, around, prepare, transfer, ring=None)
+    # One slot more than batches pulled: see [Note: Slot reuse].
+    ring = around.resources.take_ring(plan.most_pulled + 1)
+    try:
+        return _begin(
+            started,
+            plan,
+            around,
+            StagingPreparer(
+                ring,
+                device=around.device,
+                may_refill=plan.may_refill,
+                is_threaded=plan.is_threaded,
+            ),
+            StreamTransfer(
+                around.resources.side_stream(around.device),
+                transform=transform,
+                ring=ring,
+                depth=around.settings.depth,
+                waits_for_source=plan.may_refill and not plan.is_threaded,
+            ),
+            ring=ring,
+        )
+    except BaseException:
+        around.resources.give_back(ring, None)
+        raise
+
+
+def _begin(
+    started: StartedSource,
+    plan: PullPlan,
+    around: Surroundings,
+    prepare: Callable[[Any], Prepared],
+    transfer: Transfer,
+    *,
+    ring: SlotRing | None,
+) -> Epoch[Any]:
+    traits = around.traits
     puller = Puller(
         started.iterator,
         pulled=started.pulled,
         prepare=prepare,
-        read_state=around.source.state_dict if around.traits.keeps_state else None,
-        ends_workers=around.traits.has_workers and not around.traits.shares_iterator,
+        read_state=around.source.state_dict if traits.keeps_state else None,
+        ends_workers=traits.has_workers and not traits.shares_iterator,
     )
     feeder: Feeder = InlineFeeder(puller)
+    thread: ThreadFeeder | None = None
     if plan.is_threaded:
-        feeder = ThreadFeeder(
+        feeder = thread = ThreadFeeder(
             puller, num_credits=plan.most_pulled, ring=ring, device=around.device
         )
     return Epoch(
@@ -105,46 +144,5 @@ def open_pass(
         transfer=transfer,
         progress=around.progress,
         counters=around.counters,
-        on_end=(
-            _do_nothing
-            if ring is None
-            else partial(around.resources.give_back, ring, feeder)
-        ),
+        on_end=partial(around.resources.give_back, ring, thread),
     )
-
-
-_Prepare = Callable[[Any], Prepared]
-
-
-def _parts_on_a_stream(
-    plan: PullPlan, transform: DeviceTransform | None, around: Surroundings
-) -> tuple[SlotRing | None, _Prepare, Transfer]:
-    side = around.resources.side_stream(around.device)
-    # One slot more than batches pulled: see [Note: Slot reuse].
-    ring = around.resources.take_ring(plan.most_pulled + 1)
-    prepare = StagingPreparer(
-        ring,
-        device=around.device,
-        may_refill=plan.may_refill,
-        is_threaded=plan.is_threaded,
-    )
-    transfer = StreamTransfer(
-        side,
-        transform=transform,
-        ring=ring,
-        depth=around.settings.depth,
-        waits_for_source=plan.may_refill and not plan.is_threaded,
-    )
-    return ring, prepare, transfer
-
-
-def _parts_inline(
-    plan: PullPlan, transform: DeviceTransform | None, around: Surroundings
-) -> tuple[SlotRing | None, _Prepare, Transfer]:
-    is_copied = plan.is_threaded and plan.may_refill
-    prepare = prepare_by_cloning if is_copied else prepare_as_is
-    return None, prepare, InlineTransfer(around.device, transform)
-
-
-def _do_nothing() -> None:
-    """A pass without slots has nothing to give back."""

@@ -8,7 +8,7 @@ from gpuprefetch.containers import has_own_to, tensors_within
 from gpuprefetch.entry import Prepared
 from gpuprefetch.move import move_leaf, num_bytes_of, wrap_like
 from gpuprefetch.staging import StagedLeaf, tensor_in
-from gpuprefetch.streams import SideStream, Stream
+from gpuprefetch.streams import SideStream, Stream, default_stream
 
 __all__ = ["BatchCopy"]
 
@@ -27,11 +27,12 @@ class BatchCopy:
         self._prepared = prepared
         self._consumer = consumer
         self._shared_device: torch.Tensor | None = None
-        self._waited_for_consumer = False
         self.num_bytes = 0
         """Bytes of dense tensors issued so far."""
         self.reads_source = False
         """Whether a copy reads the source's own memory."""
+        self.adopted = False
+        """Whether a part of the batch is a tensor of the source's on the device."""
 
     def enqueue_leaf(self, leaf: Any) -> Any:
         """Issue the copy of one leaf; not readable by the loop before the hand-off."""
@@ -85,7 +86,10 @@ class BatchCopy:
         """Let the side stream read tensors that are on the device already."""
         for tensor in tensors:
             if tensor.device == self._side.device:
-                if not self._waited_for_consumer:
+                if not self.adopted:
+                    # Made by the loop, or by a source in a thread, which issues on the
+                    # default stream.
                     self._side.enqueue_wait_for(self._consumer)
-                    self._waited_for_consumer = True
+                    self._side.enqueue_wait_for(default_stream(self._side.device))
+                    self.adopted = True
                 self._side.record_use(tensor)

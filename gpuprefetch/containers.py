@@ -144,7 +144,7 @@ def rebuild(container: Any, changed: dict[Any, Any]) -> Any:
             if isinstance(key, _Attribute):
                 _set_field(copied, key.name, child)
             else:
-                copied[key] = child
+                _set_item(copied, key, child)
     except Exception as error:
         raise CannotRebuildError(container, str(error)) from error
     if type(copied) is not type(container) or copied is container:
@@ -166,10 +166,20 @@ def _shallow_copy(container: Any) -> Any:
 
 def _set_field(container: Any, name: str, value: Any) -> None:
     try:
-        setattr(container, name, value)
-    except AttributeError:
-        # A frozen dataclass refuses plain assignment, also to this fresh copy.
+        # Past a frozen class's refusal and a validator's opinion of what stands for a
+        # leaf: this is a fresh copy, and nobody's yet.
         object.__setattr__(container, name, value)
+    except (AttributeError, TypeError):
+        setattr(container, name, value)
+
+
+def _set_item(container: Any, key: Any, value: Any) -> None:
+    if isinstance(container, dict):
+        dict.__setitem__(container, key, value)
+    elif isinstance(container, list):
+        list.__setitem__(container, key, value)
+    else:
+        container[key] = value
 
 
 def _rebuild_tuple(container: tuple[Any, ...], changed: dict[Any, Any]) -> Any:
@@ -202,7 +212,12 @@ def replace_item(container: Any, item: Any, value: Any) -> Any:
 
 
 def tensors_within(leaf: Any) -> list[torch.Tensor]:
-    """List the tensors that an object with its own ``to`` holds, at any depth."""
+    """List the tensors that an object with its own ``to`` holds.
+
+    Looked at are its items and attributes, and in turn those of containers and of
+    objects that move themselves; not those of anything else it refers to, such as a
+    data set.
+    """
     tensors: list[torch.Tensor] = []
     seen: set[int] = set()
     waiting = [leaf]
@@ -210,14 +225,24 @@ def tensors_within(leaf: Any) -> list[torch.Tensor]:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
             tensors.append(value)
-        elif type(value) in PLAIN_LEAVES or isinstance(value, type):
-            continue
-        elif id(value) not in seen:
+        elif type(value) not in PLAIN_LEAVES and id(value) not in seen:
             seen.add(id(value))
-            if isinstance(value, Mapping):
-                waiting += value.values()
-            elif isinstance(value, (tuple, list)):
-                waiting += value
-            names = field_names(value) or getattr(value, "__dict__", ())
-            waiting += [getattr(value, name) for name in names]
+            waiting += _parts_of(value)
     return tensors
+
+
+def _parts_of(value: Any) -> list[Any]:
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts += value.values()
+    elif isinstance(value, (tuple, MutableSequence, Set)) and not isinstance(
+        value, _NUMBER_SEQUENCES
+    ):
+        parts += value
+    names = {*field_names(value)}
+    if has_own_to(value) or parts:
+        names.update(getattr(value, "__dict__", ()))
+        for kind in type(value).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            names.update((slots,) if isinstance(slots, str) else slots)
+    return parts + [getattr(value, name) for name in names if hasattr(value, name)]

@@ -22,7 +22,7 @@ class Prepared:
     """Pinned memory in use until its copies have finished."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """One item on its way from the source to the loop."""
 
@@ -39,7 +39,7 @@ class Entry:
         return self.prepared is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InFlight:
     """A batch that was issued to the device and not yielded yet."""
 
@@ -50,7 +50,11 @@ class InFlight:
     source_state: object = None
     """State of the source after this batch, where the source has one."""
     error: BaseException | None = None
-    """What the source, the copy or the transform raised for this batch."""
+    """What the source, the copy or the transform raised for this batch. Taken out when
+    it is raised: its traceback refers to frames that refer to this."""
+    holds_source: bool = False
+    """A part of the batch lies in memory into which the source may write when it is
+    pulled again; so it is not, until this is yielded."""
     is_last: bool = False
     """The source ended or failed here: this is no batch, and none comes after it."""
 

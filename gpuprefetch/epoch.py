@@ -13,15 +13,17 @@ Invariants: batches are yielded in the source's order, each once. An error waits
 own batch's turn; after it, and after the end, nothing but ``StopIteration`` comes.
 """
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Generic, TypeVar, cast
 
+from gpuprefetch.copies import Copies
 from gpuprefetch.entry import Entry, InFlight
 from gpuprefetch.errors import SupersededError
-from gpuprefetch.feeder import Feeder
+from gpuprefetch.feeder import Feeder, ThreadFeeder
 from gpuprefetch.progress import Progress
 from gpuprefetch.stats import Counters
 from gpuprefetch.transfer import Transfer
@@ -66,8 +68,16 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         self._is_closed = False
         self._is_superseded = False
         # Runs at the latest when this object is collected, as after a `break`.
+        # It refers to nothing that may lead back to this pass by way of the user's
+        # transform, or of a source that this thread pulls: it would never be collected.
         self._finalizer = weakref.finalize(
-            self, _shut_down, feeder, transfer, self._in_flight, on_end
+            self,
+            _shut_down,
+            os.getpid(),
+            feeder if isinstance(feeder, ThreadFeeder) else None,
+            transfer.copies,
+            self._in_flight,
+            on_end,
         )
         # Threads have their own way to end at interpreter exit; nothing else runs.
         self._finalizer.atexit = False
@@ -76,6 +86,18 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
+        self._raise_if_closed()
+        started = perf_counter()
+        self._transfer.wait_before_step()
+        self._counters.device_wait_s += perf_counter() - started
+        self._fill()
+        self._raise_if_closed()
+        batch = self._yield_oldest()
+        self._counters.next_s += perf_counter() - started
+        return batch
+
+    def _raise_if_closed(self) -> None:
+        """Refuse to go on; a signal handler may also have closed the pass meanwhile."""
         if self._is_superseded:
             raise SupersededError(
                 "a newer pass over this loader has started, and its source has one "
@@ -84,26 +106,23 @@ class Epoch(Iterator[Batch], Generic[Batch]):
             )
         if self._is_closed:
             raise StopIteration
-        started = perf_counter()
-        self._transfer.wait_before_step()
-        self._counters.device_wait_s += perf_counter() - started
-        self._fill()
-        batch = self._yield_oldest()
-        self._counters.next_s += perf_counter() - started
-        return batch
 
     # Flow #
 
     def _fill(self) -> None:
         """Issue batches until enough are in flight or none is ready; [Note: Flow]."""
         while not self._is_source_done and len(self._in_flight) < self._transfer.depth:
+            if self._in_flight and self._in_flight[-1].holds_source:
+                return
             if self._pending is None:
                 self._pending = self._take(may_wait=not self._in_flight)
+            self._raise_if_closed()
             if self._pending is None:
                 return
             in_flight = self._transfer.enqueue(self._pending, self._next_index)
             self._in_flight.append(in_flight)
             self._is_source_done = self._pending.is_last
+            self._pending.error = None  # Now carried by `in_flight` alone.
             self._pending = None
             self._next_index += 1
 
@@ -135,9 +154,14 @@ class Epoch(Iterator[Batch], Generic[Batch]):
 
     def _raise_if_over(self, oldest: InFlight) -> None:
         """End the pass where the source ended, or something failed."""
-        if oldest.error is not None:
+        error, oldest.error = oldest.error, None
+        if error is not None:
             self.close()
-            raise oldest.error
+            try:
+                raise error
+            finally:
+                # The traceback refers to this frame.
+                del error
         if oldest.is_last:
             self._progress.source_state = oldest.source_state
             self._progress.finish_pass()
@@ -151,6 +175,7 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         self._is_closed = True
         self._pending = None
         self._finalizer()
+        self._feeder.drop_iterator()
 
     def supersede(self) -> None:
         """End the pass because another one took over the source's iterator."""
@@ -160,13 +185,26 @@ class Epoch(Iterator[Batch], Generic[Batch]):
 
 
 def _shut_down(
-    feeder: Feeder,
-    transfer: Transfer,
+    owner_pid: int,
+    feeder: ThreadFeeder | None,
+    copies: Copies | None,
     in_flight: deque[InFlight],
     on_end: Callable[[], None],
 ) -> None:
-    """Stop what a pass started; must not refer to the pass itself."""
-    feeder.close()
+    """Stop what a pass started, in the order in which one uses the other."""
     in_flight.clear()
-    transfer.close()
-    on_end()
+    if os.getpid() != owner_pid:
+        # A forked child: thread, workers and device are the parent's.
+        return
+    try:
+        if feeder is not None:
+            feeder.stop()
+    finally:
+        try:
+            if copies is not None:
+                copies.wait_all()
+        finally:
+            # Only now: the copies may read memory that the iterator owns.
+            if feeder is not None:
+                feeder.drop_iterator()
+            on_end()

@@ -13,7 +13,6 @@ a source with worker processes.
 """
 
 import atexit
-import contextlib
 import logging
 import os
 import queue
@@ -50,8 +49,8 @@ class Feeder(Protocol):
     def note_yielded(self) -> None:
         """Learn that a batch went to the loop, so that another may be pulled."""
 
-    def close(self) -> None:
-        """Stop, and let go of the source's iterator. Safe to call twice."""
+    def drop_iterator(self) -> None:
+        """Let go of the source's iterator, unless it is still in use."""
 
     @property
     def is_running(self) -> bool:
@@ -77,7 +76,7 @@ class InlineFeeder:
     def note_yielded(self) -> None:
         """Nothing is pulled ahead of the asking."""
 
-    def close(self) -> None:
+    def drop_iterator(self) -> None:
         """Let go of the source's iterator."""
         self._puller.drop_iterator()
 
@@ -155,19 +154,17 @@ class ThreadFeeder:
         """Give one credit back."""
         self._credits.put(None)
 
-    def close(self) -> None:
-        """Stop the thread, wait for it, and let go of the source's iterator."""
+    def stop(self) -> None:
+        """Tell the thread to end, and wait for that, within limits."""
         if os.getpid() != self._owner_pid:
-            # A forked child has this object but not its thread, and the iterator's
-            # workers are the parent's.
+            # A forked child has this object but not its thread.
             return
         self._stop.set()
         self._credits.put(None)  # Wakes the thread if it waits for a credit.
         if self._ring is not None:
             self._ring.close()
         if self._thread is threading.current_thread():
-            # The garbage collector came to a dropped pass in here; the thread lets go
-            # of the iterator by itself.
+            # The garbage collector came to a dropped pass in here.
             return
         self._thread.join(_JOIN_TIMEOUT_S)
         if self._thread.is_alive():
@@ -179,10 +176,20 @@ class ThreadFeeder:
                 _JOIN_TIMEOUT_S,
                 self._thread.name,
             )
-            return
-        with contextlib.suppress(KeyError):
-            _live_feeders.remove(self)
-        self._puller.drop_iterator()
+
+    def drop_iterator(self) -> None:
+        """Let go of the source's iterator, and of its workers.
+
+        While the thread still runs, it is in the source's own code; it lets go by
+        itself when it comes out.
+        """
+        if os.getpid() == self._owner_pid and not self._thread.is_alive():
+            self._puller.drop_iterator()
+
+    def wait_for_end(self) -> None:
+        """Wait for the thread without limit; after :meth:`stop`."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     @property
     def is_running(self) -> bool:
@@ -197,22 +204,27 @@ def _feed(
     stop: threading.Event,
     device: torch.device,
 ) -> None:
-    """Pull until the source ends, fails, or ``stop`` is set; the thread's main."""
-    if is_asynchronous(device):
-        make_current(device)
-    while True:
-        credits_left.get()
-        if stop.is_set():
-            break
-        try:
+    """Pull until the source ends, fails, or ``stop`` is set; the thread's main.
+
+    Whatever happens, the last entry put says that there are no more: the loop waits.
+    """
+    try:
+        if is_asynchronous(device):
+            make_current(device)
+        while True:
+            credits_left.get()
+            if stop.is_set():
+                entries.put(Entry())
+                break
             entry = puller.pull()
-        except BaseException as error:
-            # Also SystemExit and the like: the loop waits for an entry.
-            entry = Entry(error=error)
-        entries.put(entry)
-        if entry.is_last:
-            break
-        del entry  # Not kept alive while the next one is pulled.
+            is_last = entry.is_last
+            entries.put(entry)
+            if is_last:
+                break
+            del entry  # Not kept alive while the next one is pulled.
+    except BaseException as error:
+        # Also SystemExit and the like.
+        entries.put(Entry(error=error))
     if stop.is_set():
         puller.drop_iterator()
 
@@ -225,4 +237,5 @@ _live_feeders: weakref.WeakSet[ThreadFeeder] = weakref.WeakSet()
 def _close_live_feeders() -> None:
     """End every feeder while threads and worker processes still work normally."""
     for feeder in list(_live_feeders):
-        feeder.close()
+        feeder.stop()
+        feeder.drop_iterator()

@@ -143,7 +143,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         # Workers start here; with a loaded state, under the generator that it holds.
         started = start_source(self.source, progress)
         # After that, so that the sample order is that of the bare loader.
-        transform = self._device_transform(device, progress, generator_before)
+        transform = self._device_transform(device, traits, progress, generator_before)
         if progress.generator_state is None:
             # Kept when loaded: a second save must name the start of the same epoch.
             progress.generator_state = generator_before
@@ -169,6 +169,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         if traits.shares_iterator:
             for unfinished in list(self._passes):
                 unfinished.supersede()
+            self._resources.wait_for_leftover_threads()
 
     def __len__(self) -> int:
         """Give the number of batches that the source announces.
@@ -184,7 +185,11 @@ class StreamPrefetchLoader(Generic[Batch]):
             ) from error
 
     def _device_transform(
-        self, device: torch.device, progress: Progress, generator_before: torch.Tensor
+        self,
+        device: torch.device,
+        traits: SourceTraits,
+        progress: Progress,
+        generator_before: torch.Tensor,
     ) -> DeviceTransform | None:
         settings = self._settings
         if settings.function is None:
@@ -197,6 +202,8 @@ class StreamPrefetchLoader(Generic[Batch]):
             ),
             seeds=self._seeds_for(progress, generator_before),
             device=device,
+            # Elsewhere the inputs are copies on the device.
+            copies_inputs=device.type == "cpu" and not traits.makes_private_batches,
         )
 
     def _seeds_for(
@@ -233,12 +240,13 @@ class StreamPrefetchLoader(Generic[Batch]):
                 f"the source is a {type(self.source).__name__}, an iterator that "
                 "cannot be started again. Pass the iterable that it came from."
             )
-        if traits.keeps_state != (progress.source_state is not None) and (
-            progress.yielded > 0
+        has_state = progress.source_state is not None
+        if (has_state and not traits.keeps_state) or (
+            traits.keeps_state and not has_state and progress.yielded > 0
         ):
             raise StateError(
                 "the state was saved over a source "
-                f"{'with' if progress.source_state is not None else 'without'} a "
+                f"{'with' if has_state else 'without'} a "
                 f"state_dict, and {type(self.source).__name__} has "
                 f"{'one' if traits.keeps_state else 'none'}. Use the same kind."
             )
@@ -309,11 +317,11 @@ class StreamPrefetchLoader(Generic[Batch]):
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_special = name.startswith("__") and name.endswith("__")
-        if is_special or name in _OWN_ATTRIBUTES or hasattr(type(self), name):
-            object.__setattr__(self, name, value)
-        else:
+        is_own = name in _OWN_ATTRIBUTES or hasattr(type(self), name)
+        if not is_own and not name.startswith("__") and hasattr(self.source, name):
             setattr(self.source, name, value)
+        else:
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         settings = self._settings

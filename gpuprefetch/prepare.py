@@ -7,7 +7,6 @@ arrays are copied; what moves itself is the user's to copy.
 """
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from gpuprefetch.entry import Prepared
 from gpuprefetch.move import is_plain_dense
 from gpuprefetch.pinned import PinnedBuffer
 from gpuprefetch.scope import transform_modes
-from gpuprefetch.staging import SlotRing, StagedLeaf, fill_slot
+from gpuprefetch.staging import Slot, SlotRing, StagedLeaf, fill_slot
 
 __all__ = ["StagingPreparer", "prepare_as_is", "prepare_by_cloning"]
 
@@ -75,28 +74,41 @@ class StagingPreparer:
         if self._copies_arrays:
             batch = map_leaves(batch, _copy_array)
         leaves_host = [leaf for leaf in leaves_of(batch) if self._needs_slot(leaf)]
-        staged: Iterator[StagedLeaf] = iter(())
+        places: dict[int, StagedLeaf] = {}
         slot = None
         if leaves_host:
             slot = self._ring.wait_for_slot()
             if slot is None:
                 # The pass was closed while this thread waited; nobody takes this.
                 return Prepared(None)
-            with transform_modes(self._device):
-                staged = iter(fill_slot(slot, leaves_host, self._allocate))
+            places = self._fill(slot, leaves_host)
         elif not self._copies_pinned:
             return Prepared(batch)
-        wanted = set(map(id, leaves_host))
 
         def stand_in(leaf: Any) -> Any:
-            if id(leaf) in wanted:
-                return next(staged)
+            if id(leaf) in places:
+                return places[id(leaf)]
             if self._copies_pinned and isinstance(leaf, torch.Tensor) and leaf.is_cpu:
                 # Sparse and other layouts, which do not fit into a slot.
                 return leaf.clone()
             return leaf
 
         return Prepared(map_leaves(batch, stand_in), slot)
+
+    def _fill(
+        self, slot: Slot, leaves_host: list[torch.Tensor]
+    ) -> dict[int, StagedLeaf]:
+        """Pack leaves; give what stands for each, by the leaf's identity."""
+        try:
+            with transform_modes(self._device):
+                staged = fill_slot(slot, leaves_host, self._allocate)
+        except BaseException:
+            # Ctrl-C too: in the loop's thread, nobody else could free the slot.
+            self._ring.release(slot)
+            raise
+        return {
+            id(leaf): place for leaf, place in zip(leaves_host, staged, strict=True)
+        }
 
     def _needs_slot(self, leaf: Any) -> bool:
         if not isinstance(leaf, torch.Tensor):

@@ -46,7 +46,10 @@ class Progress:
             return replace(self, is_loaded=False)
         # A pass that was broken off keeps its number; the next one has its own.
         was_started = self.generator_state is not None
-        return Progress(epoch=self.epoch + 1 if was_started else self.epoch)
+        return Progress(
+            epoch=self.epoch + 1 if was_started else self.epoch,
+            source_state=None if was_started else self.source_state,
+        )
 
     def finish_pass(self) -> None:
         """Note that the pass came to its end; the next one starts afresh."""
@@ -87,4 +90,7 @@ class Progress:
                 f"got {sorted(state)}. Pass what state_dict() gave, unchanged."
             )
         fields = {key: state[key] for key in expected if key != "version"}
+        if isinstance(fields["generator_state"], torch.Tensor):
+            # torch.load(map_location=...) may have moved it.
+            fields["generator_state"] = fields["generator_state"].cpu()
         return Progress(**fields, is_loaded=True)

@@ -1,6 +1,7 @@
 """How does one batch come out of the source?"""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 
 from gpuprefetch.entry import Entry, Prepared, as_batch_error
 
@@ -15,7 +16,7 @@ class Puller:
 
     Args:
         iterator: The source's iterator.
-        pulled: Batches that were taken from it already, oldest first.
+        pulled: The first batch, where it was taken already; else empty.
         prepare: Brings a batch into the host memory from which it will be copied.
         read_state: Gives the source's state, or ``None`` where it keeps none.
         ends_workers: The iterator is a DataLoader's and has worker processes that are
@@ -42,13 +43,20 @@ class Puller:
         if self._iterator is None:
             return Entry()
         try:
-            batch = self._pulled.pop(0) if self._pulled else next(self._iterator, _END)
-            # Read before the batch is prepared, which may have to wait.
-            state = None if self._read_state is None else self._read_state()
-            prepared = None if batch is _END else self._prepare(batch)
+            if not self._pulled:
+                self._pulled.append(next(self._iterator, _END))
+            entry = self._prepare_entry(self._pulled[0])
         except Exception as error:
-            return Entry(error=as_batch_error(error, "the source"))
-        return Entry(prepared, state)
+            entry = Entry(error=as_batch_error(error, "the source"))
+        # Only now: after Ctrl-C in the middle, the same batch is prepared again.
+        self._pulled.clear()
+        return entry
+
+    def _prepare_entry(self, batch: object) -> Entry:
+        # Read before the batch is prepared, which may have to wait. Copied, since a
+        # source may give the very dict that it goes on to change.
+        state = None if self._read_state is None else deepcopy(self._read_state())
+        return Entry(None if batch is _END else self._prepare(batch), state)
 
     def drop_iterator(self) -> None:
         """Let go of the source's iterator, and end its workers.

@@ -5,7 +5,7 @@ Its side streams (one per device, for life) and the pinned slots of passes that 
 
 import torch
 
-from gpuprefetch.feeder import Feeder
+from gpuprefetch.feeder import ThreadFeeder
 from gpuprefetch.staging import SlotRing
 from gpuprefetch.streams import SideStream
 
@@ -20,6 +20,8 @@ class Resources:
         # Rings that no pass uses, and those that one does.
         self._idle: list[SlotRing] = []
         self._busy: list[SlotRing] = []
+        # Threads of passes that ended, but which are still in the source's own code.
+        self._leftover: list[ThreadFeeder] = []
 
     @property
     def pinned_bytes(self) -> int:
@@ -42,12 +44,22 @@ class Resources:
         self._busy.append(ring)
         return ring
 
-    def give_back(self, ring: SlotRing, feeder: Feeder) -> None:
-        """Take a ring back from a pass whose copies have finished."""
-        self._busy.remove(ring)
-        # A source that hangs may still be filling a slot: then it is not reused.
-        if not feeder.is_running:
-            self._idle.append(ring)
+    def give_back(self, ring: SlotRing | None, feeder: ThreadFeeder | None) -> None:
+        """Take back what a pass had, when its copies have finished."""
+        is_running = feeder is not None and feeder.is_running
+        if feeder is not None and is_running:
+            self._leftover.append(feeder)
+        if ring is not None:
+            self._busy.remove(ring)
+            # A thread that is still in the source may yet fill a slot of it.
+            if not is_running:
+                self._idle.append(ring)
+
+    def wait_for_leftover_threads(self) -> None:
+        """Wait until no thread of an earlier pass is in the source any more."""
+        while self._leftover:
+            self._leftover[0].wait_for_end()
+            self._leftover.pop(0)
 
     def release(self) -> None:
         """Give all pinned memory back; no pass runs any more."""

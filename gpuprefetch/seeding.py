@@ -7,10 +7,10 @@ far ahead the loader works, nor on what the loop draws in between, and the user'
 generators never see the augmentation.
 
 [Note: Base seed]
-With ``seed=None`` the base seed comes from torch's CPU generator at each ``iter()``,
-after ``iter(source)``. A DataLoader has advanced that generator by then; reading the
-next value *without* advancing it again leaves the generator, and a sampler that draws
-its own seed later, exactly as in the plain loop. A source that draws nothing would give
+With ``seed=None`` the base seed is the number that torch's CPU generator would have
+given right before ``iter(source)``. A DataLoader has drawn its own seed there by then;
+to look at the same number *without* drawing again leaves the generator, and a sampler
+that draws later, exactly as in the plain loop. A source that draws nothing would give
 the same value at every epoch; there the value is drawn for real.
 """
 
@@ -49,13 +49,12 @@ def draw_base_seed(generator_before: torch.Tensor) -> int:
         generator_before: State of torch's CPU generator before ``iter(source)``.
     """
     generator = torch.default_generator
-    state = generator.get_state()
-    seed = int(
+    if not torch.equal(generator.get_state(), generator_before):
+        generator = torch.Generator(device="cpu")
+        generator.set_state(generator_before)
+    return int(
         torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     )
-    if not torch.equal(state, generator_before):
-        generator.set_state(state)
-    return seed
 
 
 @dataclass(frozen=True, slots=True)

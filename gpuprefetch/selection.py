@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.containers import field_names, replace_item
-from gpuprefetch.errors import SelectionError, TransformError
+from gpuprefetch.containers import CannotRebuildError, field_names, replace_item
+from gpuprefetch.errors import BatchError, SelectionError, TransformError
 
 __all__ = ["Selection"]
 
@@ -40,6 +40,7 @@ class Selection:
 
         Raises:
             TransformError: ``inputs`` is a tuple and the number of results differs.
+            BatchError: The batch is of a type that cannot be rebuilt.
         """
         if self._inputs is None and isinstance(batch, torch.Tensor):
             return result
@@ -47,8 +48,18 @@ class Selection:
         results = self._split(result) if self._is_many else (result,)
         for item, value in zip(items, results, strict=True):
             if _get(batch, item) is not value:
-                batch = replace_item(batch, item, value)
+                batch = self._replace(batch, item, value)
         return batch
+
+    def _replace(self, batch: Any, item: Any, value: Any) -> Any:
+        try:
+            return replace_item(batch, item, value)
+        except CannotRebuildError as error:
+            raise BatchError(
+                f"the transform's result cannot take the place of {item!r} in a "
+                f"{_describe(batch)} ({error}). Use a type whose items can be "
+                "assigned, or batch_transform=..."
+            ) from error.__cause__
 
     def _items(self, batch: Any) -> tuple[Any, ...]:
         if isinstance(self._inputs, tuple):

@@ -19,7 +19,10 @@ class SourceTraits:
     """What the kind of a source says about how to treat it."""
 
     has_workers: bool
-    """Worker processes make the batches, each in memory of its own."""
+    """It is a DataLoader with worker processes."""
+    makes_private_batches: bool
+    """Each batch has memory of its own, which is never written to again: worker
+    processes made it, and no ``__iter__`` of a subclass handled it after that."""
     shares_iterator: bool
     """``iter()`` gives the same iterator, or winds back the one before."""
     keeps_state: bool
@@ -40,10 +43,17 @@ class SourceTraits:
         )
         return SourceTraits(
             has_workers=has_workers,
+            makes_private_batches=has_workers and _has_own_iter(source),
             shares_iterator=is_persistent or is_one_shot or keeps_state,
             keeps_state=keeps_state,
             is_one_shot=is_one_shot,
         )
+
+
+def _has_own_iter(source: object) -> bool:
+    """Tell whether torch or torchdata wrote the ``__iter__`` of a DataLoader."""
+    defined_in = getattr(type(source).__iter__, "__module__", "")  # type: ignore[attr-defined]
+    return defined_in.partition(".")[0] in ("torch", "torchdata")
 
 
 @dataclass(frozen=True, slots=True)

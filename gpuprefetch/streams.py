@@ -32,6 +32,7 @@ __all__ = [
     "SideStream",
     "Stream",
     "current_stream",
+    "default_stream",
     "enqueue_wait",
     "is_asynchronous",
     "make_current",
@@ -155,6 +156,16 @@ def current_stream(device: torch.device) -> Stream:
     """Look up the stream on which the calling thread issues work now."""
     # By index: looking up a torch.device takes three times as long.
     stream: Stream = _device_module(device).current_stream(device.index)
+    return stream
+
+
+def default_stream(device: torch.device) -> Stream:
+    """Give the stream on which a thread issues work that has chosen none."""
+    module = _device_module(device)
+    default = getattr(module, "default_stream", None)
+    stream: Stream = (
+        current_stream(device) if default is None else default(device.index)
+    )
     return stream
 
 

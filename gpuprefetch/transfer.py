@@ -8,8 +8,6 @@ apply and a graph capture of the loop is never disturbed by another one.
 loop.
 """
 
-from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,6 +15,7 @@ import torch
 from gpuprefetch import streams
 from gpuprefetch.batch import leaves_of, map_leaves
 from gpuprefetch.batch_copy import BatchCopy
+from gpuprefetch.copies import Copies
 from gpuprefetch.entry import Entry, InFlight, Prepared, as_batch_error
 from gpuprefetch.host_lead import HostLead
 from gpuprefetch.move import move_leaf, num_bytes_of
@@ -51,8 +50,9 @@ class Transfer(Protocol):
     def wait_before_pull(self, *, may_wait: bool) -> None:
         """Make sure that the source may be pulled; may block only if ``may_wait``."""
 
-    def close(self) -> None:
-        """Wait for copies under way; nothing reads host memory afterwards."""
+    @property
+    def copies(self) -> Copies | None:
+        """The copies under way, which the end of the pass waits for."""
 
 
 class InlineTransfer:
@@ -74,15 +74,18 @@ class InlineTransfer:
         """Move and transform one batch."""
         if entry.prepared is None:
             return _end_of_source(entry)
-        state = entry.source_state
         try:
             with transform_modes(self._device):
                 batch = self._move_batch(entry.prepared.batch_host)
                 if self._transform is not None:
                     batch = self._transform.apply(batch, batch_index)
         except Exception as error:
-            return InFlight(source_state=state, error=as_batch_error(error, _USER_CODE))
-        return InFlight(batch, source_state=state)
+            # Into no variable: the traceback refers to this frame.
+            return InFlight(
+                source_state=entry.source_state,
+                error=as_batch_error(error, _USER_CODE),
+            )
+        return InFlight(batch, source_state=entry.source_state)
 
     def _move_batch(self, batch: object) -> object:
         def move(leaf: object) -> object:
@@ -105,24 +108,14 @@ class InlineTransfer:
     def wait_before_pull(self, *, may_wait: bool) -> None:
         """Nothing is under way."""
 
-    def close(self) -> None:
+    @property
+    def copies(self) -> Copies | None:
         """Nothing is under way."""
+        return None
 
 
 def _end_of_source(entry: Entry) -> InFlight:
     return InFlight(source_state=entry.source_state, error=entry.error, is_last=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Copying:
-    """Copies of one batch that may still read host memory."""
-
-    copied: Event
-    """Recorded on the side stream after the copies of the batch."""
-    prepared: Prepared
-    """Keeps the source's pinned leaves alive, and names the slot to free."""
-    reads_source: bool
-    """Some leaf is copied from the source's own memory, not from the slot."""
 
 
 class StreamTransfer:
@@ -150,10 +143,10 @@ class StreamTransfer:
         self.copied_bytes = 0
         self._side = side
         self._transform = transform
-        self._ring = ring
         self._waits_for_source = waits_for_source
-        # Oldest first. Only the loop's thread reads and writes it.
-        self._copying: deque[_Copying] = deque()
+        self.copies = Copies(ring)
+        # The batch that is being issued; stays set when Ctrl-C comes in the middle.
+        self._issuing: Prepared | None = None
         self._host_lead = HostLead(depth, side.device)
         # What the loop has queued until now, such as the weights of an encoder that is
         # the transform, comes before this pass.
@@ -165,21 +158,32 @@ class StreamTransfer:
         """Issue the copy and the transform of one batch and return at once."""
         if entry.prepared is None:
             return _end_of_source(entry)
-        state = entry.source_state
+        self._issuing = entry.prepared
         try:
-            with self._side.entered() as consumer, transform_modes(self._side.device):
-                batch, ready = self._enqueue_copies(entry.prepared, consumer)
-                if self._transform is not None:
-                    batch = self._transform.apply(batch, batch_index)
-                    ready = self._side.record_event()
+            in_flight = self._issue(entry.prepared, batch_index)
         except Exception as error:
-            return InFlight(source_state=state, error=as_batch_error(error, _USER_CODE))
-        return InFlight(batch, ready, state)
+            in_flight = InFlight(error=as_batch_error(error, _USER_CODE))
+        self._issuing = None
+        in_flight.source_state = entry.source_state
+        return in_flight
+
+    def _issue(self, prepared: Prepared, batch_index: int) -> InFlight:
+        with self._side.entered() as consumer, transform_modes(self._side.device):
+            batch, ready, holds_source = self._enqueue_copies(prepared, consumer)
+            if self._transform is not None:
+                batch = self._transform.apply(batch, batch_index)
+                ready = self._side.record_event()
+        return InFlight(batch, ready, holds_source=holds_source)
 
     def _enqueue_copies(
         self, prepared: Prepared, consumer: streams.Stream
-    ) -> tuple[object, Event]:
-        """Issue the copies; give the batch and the event that follows them."""
+    ) -> tuple[object, Event, bool]:
+        """Issue the copies.
+
+        Returns:
+            The batch, the event that follows the copies, and whether the source may
+            still write into a part of the batch.
+        """
         if prepared.slot is not None:
             prepared.slot.pin()
         copy = BatchCopy(self._side, prepared, consumer)
@@ -188,13 +192,9 @@ class StreamTransfer:
         finally:
             # Also when a leaf failed: what was issued before it still runs.
             copied = self._side.record_event()
-            if self._copying and self._copying[-1].prepared is prepared:
-                # Ctrl-C came while this batch was issued, and it is issued again. The
-                # new event covers both copies, and the slot must be freed once.
-                self._copying.pop()
-            self._copying.append(_Copying(copied, prepared, copy.reads_source))
+            self.copies.add(copied, prepared, reads_source=copy.reads_source)
             self.copied_bytes += copy.num_bytes
-        return batch, copied
+        return batch, copied, copy.adopted and self._waits_for_source
 
     # Hand-off #
 
@@ -215,8 +215,7 @@ class StreamTransfer:
     def wait_before_step(self) -> None:
         """Keep the host's lead in bounds, and free the slots that were copied."""
         self._host_lead.wait_in_bounds()
-        while self._copying and self._copying[0].copied.query():
-            self._free_slot(self._copying.popleft())
+        self.copies.free_finished(but=self._issuing)
 
     def wait_before_pull(self, *, may_wait: bool) -> None:
         """Make sure that the source, or the feeder, can go on.
@@ -225,26 +224,7 @@ class StreamTransfer:
         them. Before a blocking wait every slot is freed that can be: a feeder may be
         waiting for one, and only this thread frees them.
         """
-        if not may_wait:
-            return
-        while self._copying and (not self._ring.has_free or self._reads_source()):
-            self._wait_oldest_copy()
-
-    def _reads_source(self) -> bool:
-        return self._waits_for_source and any(
-            copying.reads_source for copying in self._copying
-        )
-
-    def _wait_oldest_copy(self) -> None:
-        oldest = self._copying.popleft()
-        oldest.copied.synchronize()
-        self._free_slot(oldest)
-
-    def _free_slot(self, copied: _Copying) -> None:
-        if copied.prepared.slot is not None:
-            self._ring.release(copied.prepared.slot)
-
-    def close(self) -> None:
-        """Wait for the copies under way, which read slots or the source's memory."""
-        while self._copying:
-            self._wait_oldest_copy()
+        if may_wait:
+            self.copies.wait_for_source_and_slot(
+                may_refill=self._waits_for_source, but=self._issuing
+            )

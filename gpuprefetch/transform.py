@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from gpuprefetch.batch import map_leaves
 from gpuprefetch.move import check_on_device
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from gpuprefetch.selection import Selection
@@ -39,6 +40,8 @@ class DeviceTransform:
         selection: What ``function`` gets; ``None`` for the whole batch.
         seeds: Where its random numbers come from.
         device: Where batches lie and must stay.
+        copies_inputs: The inputs may be the source's own tensors, into which an
+            in-place function must not write.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class DeviceTransform:
         selection: Selection | None,
         seeds: BatchSeeds,
         device: torch.device,
+        copies_inputs: bool,
     ) -> None:
         self._function = function
+        self._copies_inputs = copies_inputs
         self._selection = selection
         self._seeds = seeds
         self._device = device
@@ -77,8 +82,14 @@ class DeviceTransform:
         function = self._function
         if isinstance(function, SeededTransform):
             return function.apply_seeded(inputs, seed)
+        if self._copies_inputs:
+            inputs = map_leaves(inputs, _clone)
         with generators_seeded(seed, self._device):
             return function(*inputs)
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def adapt_transform(

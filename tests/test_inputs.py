@@ -179,3 +179,24 @@ def test_yielded_batches_can_be_trained_on_in_every_mode(
         assert not x.is_inference()
         (x * weight).sum().backward()
     assert weight.grad.tolist() == [6, 6]
+
+
+@both_feeders
+def test_autocast_is_off_in_the_transform_and_on_in_the_loop(
+    device: torch.device, background: bool
+) -> None:
+    seen = []
+
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        kinds = {device.type, "cpu"}
+        seen.append({kind: torch.is_autocast_enabled(kind) for kind in kinds})
+        return x @ x
+
+    loader = StreamPrefetchLoader(
+        [torch.rand(4, 4)] * 3, transform, device=device, background=background
+    )
+    with torch.autocast(device.type, torch.bfloat16), torch.autocast("cpu"):
+        for x in loader:
+            assert x.dtype == torch.float32
+            assert (x @ x).dtype == torch.bfloat16
+    assert seen == [dict.fromkeys({device.type, "cpu"}, False)] * 3

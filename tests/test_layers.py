@@ -27,7 +27,7 @@ _LAYERS = [
     ["epoch"],
     ["resources"],
     ["transfer"],
-    ["batch_copy", "feeder", "transform"],
+    ["batch_copy", "copies", "feeder", "transform"],
     ["prepare", "puller"],
     ["entry", "augment"],
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],

@@ -95,11 +95,17 @@ def test_attributes_are_read_from_the_source() -> None:
 def test_attributes_are_written_to_the_source() -> None:
     source = DataLoader(Numbers(8), batch_size=4)
     loader = StreamPrefetchLoader(source)
-    loader.my_note = "x"
     loader.collate_fn = list
-    assert source.my_note == "x"
     assert source.collate_fn is list
     assert isinstance(next(iter(loader)), list)
+
+
+def test_attributes_that_the_source_does_not_have_stay_here() -> None:
+    source = DataLoader(Numbers(8), batch_size=4)
+    loader = StreamPrefetchLoader(source)
+    loader.my_note = "x"
+    assert loader.my_note == "x"
+    assert not hasattr(source, "my_note")
 
 
 def test_a_property_of_the_source_that_fails_says_its_own_reason() -> None:

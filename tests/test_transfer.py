@@ -233,7 +233,8 @@ def test_breaks_return_their_slots(fake_device: FakeDevice, background: bool) ->
         for _batch in loader:
             break
         sizes.append(loader.stats().pinned_bytes)
-    assert max(sizes[2:]) == max(sizes[:2])
+    # A slot for each batch that may be pulled, and one whose copy may still run.
+    assert 0 < max(sizes) <= (2 + 1) * 512
 
 
 def test_two_passes_at_once_have_slots_of_their_own(fake_device: FakeDevice) -> None:
