@@ -26,7 +26,7 @@ from gpuprefetch.errors import ImageSizeError
 __all__ = ["Sampler"]
 
 _TRIES = 10  # Windows that RandomResizedCrop draws before it takes the middle one.
-_PER_WINDOW = 2 * _TRIES + 2  # Areas, logs of aspect ratios, and the place.
+_PER_WINDOW = 4  # Area and log of the aspect ratio of the first try; the place.
 
 # A float32 product of u < 1 may round up to the whole span. Shrunk by this, it does not
 # reach the next whole number for any span below 2^19.
@@ -108,7 +108,8 @@ class Sampler:
             np.floor(pack[:, :whole], out=pack[:, :whole])
         for windows in recipe.windows:
             start, end = end, end + batch * _PER_WINDOW
-            _place_windows(windows, flat[start:end].reshape(_PER_WINDOW, batch), pack)
+            u = flat[start:end].reshape(_PER_WINDOW, batch)
+            _place_windows(windows, u, pack, generator)
         return drawn[: batch * width].view(batch, width)
 
 
@@ -144,41 +145,71 @@ def _require_room(name: str, window: Size, canvas: Size) -> None:
         )
 
 
-def _place_windows(windows: _Windows, u: _Floats, pack: _Floats) -> None:
+def _place_windows(
+    windows: _Windows, u: _Floats, pack: _Floats, generator: torch.Generator | None
+) -> None:
     """Take each sample's first candidate that fits, and put it at a random place.
-
-    Area uniform in ``scale``, log of width / height uniform in ``ratio``; width and
-    height are ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded. Where none of
-    ten fits: the largest central window (``ResizedCropGenerator.forward``).
 
     Args:
         windows: What to draw.
-        u: (_PER_WINDOW, B), uniform in [0, 1); overwritten.
+        u: (_PER_WINDOW, B), uniform in [0, 1).
         pack: Gets left, top, width and height.
+        generator: For samples whose first candidate does not fit, often one in ten.
     """
     step, (high, wide), column = windows.step, windows.size, windows.column
-    batch = u.shape[1]
-    if not batch:
+    if not u.shape[1]:
         return
     if step.same_on_batch:
-        u[:] = u[:, :1]
-    small, large = (share * high * wide for share in step.scale)
-    narrow, broad = (math.log(ratio) / 2 for ratio in step.ratio)
-    roots = np.sqrt(u[:_TRIES] * (large - small) + small)
-    stretch = np.exp(u[_TRIES : 2 * _TRIES] * (broad - narrow) + narrow)
-    widths, heights = np.rint(roots * stretch), np.rint(roots / stretch)
-    fits = (widths <= wide) & (heights <= high) & (widths > 0) & (heights > 0)
-    first = fits.argmax(0), np.arange(batch)
-    width, height = widths[first], heights[first]
-    has_none = ~fits[first]
-    if has_none.any():
-        width[has_none], height[has_none] = _largest_window(step.ratio, windows.size)
-    left = np.floor((wide + 1 - width) * u[-2])
-    top = np.floor((high + 1 - height) * u[-1])
+        u = u[:, :1]
+    width, height, fits = _candidates(windows, u[0], u[1])
+    if not fits.all():
+        rest = np.flatnonzero(~fits)
+        width[rest], height[rest] = _try_again(windows, len(rest), generator)
+    left, top = (
+        np.floor((wide + 1 - width) * u[2]),
+        np.floor((high + 1 - height) * u[3]),
+    )
     pack[:, column] = np.minimum(left, wide - width)
     pack[:, column + 1] = np.minimum(top, high - height)
     pack[:, column + 2] = width
     pack[:, column + 3] = height
+
+
+def _candidates(
+    windows: _Windows, areas: _Floats, logs: _Floats
+) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_]]:
+    """Widths and heights from uniform numbers, and which fit into the image.
+
+    Area uniform in ``scale``, log of width / height uniform in ``ratio``; width and
+    height are ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded.
+    """
+    step, (high, wide) = windows.step, windows.size
+    small, large = (share * high * wide for share in step.scale)
+    narrow, broad = (math.log(ratio) / 2 for ratio in step.ratio)
+    roots = np.sqrt(areas * (large - small) + small)
+    stretch = np.exp(logs * (broad - narrow) + narrow)
+    width, height = np.rint(roots * stretch), np.rint(roots / stretch)
+    # An area of at least 0 gives sides of at least 0; a product of 0 is no window.
+    return width, height, (width <= wide) & (height <= high) & (width * height > 0)
+
+
+def _try_again(
+    windows: _Windows, count: int, generator: torch.Generator | None
+) -> tuple[_Floats, _Floats]:
+    """The other nine candidates of some samples; failing those, the middle one.
+
+    That one is no draw: the largest central window, which always fits
+    (``ResizedCropGenerator.forward``).
+    """
+    shape = (2, _TRIES - 1, count)
+    u = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
+    width, height, fits = _candidates(windows, *u.numpy())
+    first = fits.argmax(0), np.arange(count)
+    last_width, last_height = _largest_window(windows.step.ratio, windows.size)
+    return (
+        np.where(fits[first], width[first], np.float32(last_width)),
+        np.where(fits[first], height[first], np.float32(last_height)),
+    )
 
 
 def _largest_window(ratio: tuple[float, float], size: Size) -> tuple[int, int]:
