@@ -1,0 +1,196 @@
+"""Through the loader on a GPU: the fused chain's pixels, and what it costs the host.
+
+One launch, one copy of numbers, and no waiting per batch are promises, so they are
+counted here, with torch's profiler and its synchronization debug mode.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import kornia.augmentation as K
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from gpuprefetch import StreamPrefetchLoader
+from gpuprefetch.augment import kernel
+from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.seeding import BatchSeeds
+from gpuprefetch.workloads import kornia_chain
+from tests.gpu.support import CUDA
+
+SIZE = 96
+
+
+def imagenet_chain() -> nn.Sequential:
+    return nn.Sequential(
+        K.RandomResizedCrop((64, 64)),
+        K.RandomHorizontalFlip(),
+        K.Normalize(torch.full((3,), 0.5), torch.full((3,), 0.25)),
+    )
+
+
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "demo": lambda: kornia_chain(SIZE),
+    "imagenet": imagenet_chain,
+}
+chains = pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
+
+
+def batches(count: int, size: int = 8) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = (size, 3, SIZE, SIZE)
+    return [
+        torch.randint(
+            0, 256, shape, dtype=torch.uint8, generator=generator
+        ).pin_memory()
+        for _ in range(count)
+    ]
+
+
+def test_the_kernel_can_run() -> None:
+    assert kernel.why_not(torch.device("cuda", torch.cuda.current_device())) == ""
+
+
+@chains
+def test_the_loader_gives_what_fuse_gives_with_the_same_seed(
+    make: Callable[[], nn.Module],
+) -> None:
+    source, fused = batches(5), fuse(make())
+    loader = StreamPrefetchLoader(source, make(), device=CUDA, seed=4)
+    for index, (came, images) in enumerate(zip(loader, source, strict=True)):
+        seed = BatchSeeds.for_epoch(4, 0).of_batch(index)
+        generator = torch.Generator().manual_seed(seed)
+        assert torch.equal(came, fused(images.to(CUDA), generator=generator))
+
+
+@chains
+def test_the_gpu_gives_the_pixels_of_the_cpu(make: Callable[[], nn.Module]) -> None:
+    source = batches(3)
+    on_cpu, on_gpu = (
+        list(StreamPrefetchLoader(source, make(), device=device, seed=4))
+        for device in ("cpu", "cuda")
+    )
+    for came, expected in zip(on_gpu, on_cpu, strict=True):
+        # 1e-4 of the unit range, times the Normalize behind it (1 / 0.2).
+        torch.testing.assert_close(came.cpu(), expected, rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_an_explicit_fuse_runs_in_the_loader(dtype: torch.dtype) -> None:
+    fused = fuse(imagenet_chain(), dtype=dtype, memory_format=torch.channels_last)
+    (out,) = StreamPrefetchLoader(batches(1), fused, device=CUDA, seed=4)
+    (plain,) = StreamPrefetchLoader(batches(1), imagenet_chain(), device=CUDA, seed=4)
+    assert out.dtype == dtype
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(out.float(), plain, rtol=0.01, atol=0.02)
+
+
+def profiled(steps: Iterator[torch.Tensor], count: int) -> Counter[str]:
+    """Count kernels, copies and waits on the device's timeline in some steps."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        for _ in range(count):
+            next(steps)
+        torch.cuda.synchronize()
+    found: Counter[str] = Counter()
+    for event in recorded.events():
+        name = event.name
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kind = "copy" if name.startswith("Memcpy") else "kernel"
+            found[kind] += not name.startswith("Memset")
+            found["ours"] += name == "augment"
+        elif name in ("cudaEventSynchronize", "cudaStreamSynchronize"):
+            found[name] += 1
+    return found
+
+
+@chains
+def test_one_launch_and_one_copy_of_numbers_per_batch(
+    make: Callable[[], nn.Module],
+) -> None:
+    source = batches(30)
+    steps = iter(StreamPrefetchLoader(source, make(), device=CUDA, seed=4))
+    for _ in range(5):
+        next(steps)
+    found = profiled(steps, 10)
+    # Each batch: one kernel; one copy of its images, one of its numbers.
+    assert found["ours"] == found["kernel"] == 10, found
+    assert found["copy"] == 20, found
+
+
+@chains
+def test_nothing_waits_for_the_device(make: Callable[[], nn.Module]) -> None:
+    source = batches(30)
+    steps = iter(StreamPrefetchLoader(source, make(), device=CUDA, seed=4))
+    for _ in range(5):
+        next(steps)
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(20):
+        next(steps)
+
+
+def test_the_profiler_sees_the_operator_by_name() -> None:
+    fused, (images,) = fuse(imagenet_chain()), batches(1)
+    fused(images.to(CUDA))
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        fused(images.to(CUDA))
+    assert "gpuprefetch::augment" in {event.name for event in recorded.events()}
+
+
+def test_a_compiled_caller_keeps_the_operator() -> None:
+    fused = fuse(imagenet_chain())
+    images = batches(1)[0].to(CUDA)
+    params = fused.sample(images.shape)
+    pack = params.flat.view(len(images), -1).to(CUDA)
+    key = fused._pieces()[0].key
+
+    def double(x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        out = torch.ops.gpuprefetch.augment(
+            x, numbers, key, torch.float32, False, "chained", "zeros"
+        )
+        return out * 2
+
+    compiled = torch.compile(double, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images, pack), fused(images, params=params) * 2)
+
+
+def test_numbers_are_not_overwritten_while_they_are_copied() -> None:
+    """Many batches are enqueued behind a pause; each must keep its own numbers."""
+    fused, images = fuse(imagenet_chain()), batches(1)[0].to(CUDA)
+    expected = []
+    for seed in range(64):
+        expected.append(fused(images, generator=torch.Generator().manual_seed(seed)))
+        torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)
+    found = [
+        fused(images, generator=torch.Generator().manual_seed(seed))
+        for seed in range(64)
+    ]
+    for came, wanted in zip(found, expected, strict=True):
+        assert torch.equal(came, wanted)
+
+
+def test_threads_share_one_fused_module() -> None:
+    fused, images = fuse(imagenet_chain()), batches(1)[0].to(CUDA)
+    draws = [fused.sample(images.shape) for _ in range(4)]
+    expected = [fused(images, params=draw) for draw in draws]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                came = fused(images, params=draws[index])
+            torch.cuda.current_stream().synchronize()
+            if not torch.equal(came, expected[index]):
+                wrong.append(index)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert wrong == []
