@@ -35,7 +35,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.must_reach import Bench, Sizes
 from benchmarks.pipelines import Pair
 from gpuprefetch import workloads
-from gpuprefetch.augment.fuse import FusedAugmentation, fuse
+from gpuprefetch.augment.fused import FusedAugmentation, fuse
 from gpuprefetch.augment.operator import augment
 
 _MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

@@ -121,7 +121,7 @@ def _is_kornia(transform: object) -> bool:
 
 
 def _is_fused(transform: object) -> bool:
-    return type(transform).__module__ == "gpuprefetch.augment.fuse"
+    return type(transform).__module__ == "gpuprefetch.augment.fused"
 
 
 def describe_transform(transform: Callable[..., Any] | None) -> str:

@@ -25,7 +25,7 @@ from gpuprefetch import (
     TransformError,
 )
 from gpuprefetch.augment.eligible import why_whole
-from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.augment.fused import fuse
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from tests.children import run_script
 from tests.sources import Images, images

@@ -39,8 +39,8 @@ _LAYERS = [
 
 # The same within `augment`, from the top down.
 _AUGMENT_LAYERS = [
-    ["seeded"],
-    ["kornia_adapter", "fuse", "graphed"],
+    ["__init__", "seeded"],
+    ["kornia_adapter", "fused", "graphed"],
     ["eligible", "segments"],
     ["labels", "operator", "parameters"],
     ["reference", "kernel", "sample", "convert", "kornia_plan"],
@@ -48,7 +48,7 @@ _AUGMENT_LAYERS = [
     ["reading", "geometry", "lower"],
     ["variant"],
     ["plan"],
-    ["steps", "__init__"],
+    ["steps"],
 ]
 
 # Packages that one file alone may import.
@@ -348,8 +348,8 @@ def planted(tmp_path: Path) -> Path:
         "loader.py": "from gpuprefetch import x\nimport matplotlib\n" + "#\n" * 400,
         "plot.py": "def f():\n    import matplotlib.pyplot",
         "cli/demo.py": "from gpuprefetch.loader import y",
-        "augment/plan.py": "import gpuprefetch.augment.fuse",
-        "augment/fuse.py": "",
+        "augment/plan.py": "import gpuprefetch.augment.fused",
+        "augment/fused.py": "",
     }
     for name, text in files.items():
         path = tmp_path / name

@@ -18,8 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment import kernel
-from gpuprefetch.augment.kernel import PIXELS, KernelCall, PlanKernel
+from gpuprefetch.augment.kernel import PIXELS, KernelCall, PlanKernel, why_not
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.errors import BatchError
@@ -125,7 +124,7 @@ def _find_call(
     outside: Outside,
 ) -> KernelCall | None:
     """What launches the kernel for such images; None where it cannot run."""
-    if kernel.why_not(image.device):
+    if why_not(image.device):
         return None
     return _plans[plan].find(
         image,
@@ -148,7 +147,7 @@ def _run(
     call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
     if call is not None:
         return call(image, pack)
-    reason = kernel.why_not(image.device)
+    reason = why_not(image.device)
     if image.is_cuda and reason and reason not in _warned:
         _warned.add(reason)
         logger.warning(

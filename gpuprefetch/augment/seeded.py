@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpuprefetch.augment.eligible import why_whole
-from gpuprefetch.augment.fuse import FusedAugmentation
+from gpuprefetch.augment.fused import FusedAugmentation
 from gpuprefetch.augment.kornia_adapter import (
     KorniaTransform,
     check_image,

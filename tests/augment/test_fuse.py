@@ -10,7 +10,7 @@ import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of
 from torch import nn
 
-from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.augment.fused import fuse
 from gpuprefetch.errors import (
     BatchError,
     SettingError,

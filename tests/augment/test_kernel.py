@@ -10,7 +10,7 @@ import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of
 
 from gpuprefetch.augment import kernel
-from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.augment.fused import fuse
 from gpuprefetch.augment.kernel import compile_cubin
 from gpuprefetch.augment.lower import write_header
 from gpuprefetch.augment.operator import register

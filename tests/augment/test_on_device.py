@@ -9,7 +9,7 @@ import pytest
 import torch
 from chains import CHAINS, chain_of, image_of, plan_of
 
-from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.augment.fused import fuse
 from gpuprefetch.augment.kernel import PlanKernel, why_not
 from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.reference import apply_plan

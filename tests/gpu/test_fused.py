@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kernel
-from gpuprefetch.augment.fuse import fuse
+from gpuprefetch.augment.fused import fuse
 from gpuprefetch.seeding import BatchSeeds
 from gpuprefetch.workloads import kornia_chain
 from tests.gpu.support import CUDA
