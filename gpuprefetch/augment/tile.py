@@ -105,15 +105,13 @@ _THIRD = 72 * 1024  # Bytes of shared memory for each of 3 blocks.
 def _staged_in_part(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> Tile:
     """Strong shrinking: only some tiles' source fits. The others are read directly."""
     tile = replace(tile, min_blocks=min(tile.min_blocks, 3))
-    excess = shared_bytes(plan, launch, variant, tile) - _THIRD
-    if excess <= 0:
+    whole = shared_bytes(plan, launch, variant, tile)
+    if whole <= _THIRD:
         return tile
-    texels = max(tile.stage_texels - excess // 4, 0)
-    while (
-        shared_bytes(plan, launch, variant, replace(tile, stage_texels=texels)) > _THIRD
-    ):
-        texels = texels * 3 // 4
-    return replace(tile, stage_texels=texels)
+    planes = shared_bytes(plan, launch, variant, replace(tile, stage_texels=0))
+    texel = (whole - planes) // tile.stage_texels
+    texels = max(_THIRD - planes, 0) // texel
+    return replace(tile, stage_texels=texels // 64 * 64)
 
 
 def _zoom(

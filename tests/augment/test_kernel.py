@@ -63,6 +63,50 @@ def test_every_chain_compiles(name: str) -> None:
     assert all(compile_all(plan, Variant(3, "u8", "f32"), "sm_90"))
 
 
+def seed_chain(size: int) -> Plan:
+    return plan_of(
+        K.RandomCrop((size // 2, size // 2)),
+        K.Resize((size, size)),
+        K.RandomRotation(45.0),
+        K.RandomGaussianBlur((7, 7), (0.1, 2.0)),
+        K.Normalize(0.5, 0.2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "variant", "expected"),
+    [
+        (seed_chain(256), Variant(3, "u8", "f32"), (64, 64, 512, 2)),
+        # 64 does not divide 224: a quarter of the pixels would be made for nothing.
+        (seed_chain(224), Variant(3, "u8", "f32"), (32, 32, 128, 8)),
+        (seed_chain(256), VARIANTS[1], (64, 32, 256, 4)),
+        (
+            plan_of(K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip()),
+            Variant(3, "u8", "bf16", is_channels_last=True),
+            (32, 64, 256, 4),
+        ),
+    ],
+    ids=["chained", "chained 224", "single", "imagenet"],
+)
+def test_tiles_are_those_that_were_fastest(
+    plan: Plan, variant: Variant, expected: tuple[int, ...]
+) -> None:
+    pytest.importorskip("cuda.core")
+    (launch,) = split_launches(plan)
+    tile = choose_tile(plan, launch, variant, (256, 256))
+    assert (tile.x, tile.y, tile.threads, tile.min_blocks) == expected
+    header = write_header(plan, launch, variant, tile)
+    assert compile_cubin(header, "sm_90", is_cached=False)
+
+
+def test_a_large_image_is_staged_as_far_as_the_memory_goes() -> None:
+    plan = plan_of(K.RandomResizedCrop((224, 224)))
+    (launch,) = split_launches(plan)
+    variant = Variant(3, "f32", "f32")
+    tile = choose_tile(plan, launch, variant, (1200, 1600))
+    assert 60 * 1024 < shared_bytes(plan, launch, variant, tile) <= 72 * 1024
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_blocks_fit_into_shared_memory(name: str) -> None:
     """A block fits into the 99 KiB that every supported GPU has for one."""
