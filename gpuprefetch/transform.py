@@ -7,7 +7,7 @@ global generators are set and put back.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -129,6 +129,8 @@ def describe_transform(transform: Callable[..., Any] | None) -> str:
     if transform is None:
         return "none"
     name = str(getattr(transform, "__qualname__", type(transform).__qualname__))
+    if _is_fused(transform):
+        return f"{name} ({cast(Any, transform).summary})"
     if not isinstance(transform, torch.nn.Module) or not _is_kornia(transform):
         return name
     from gpuprefetch.augment.eligible import describe

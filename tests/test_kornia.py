@@ -698,9 +698,12 @@ def test_uint8_photographs_from_workers_are_augmented(device: torch.device) -> N
             K.AugmentationSequential(crop, data_keys=None),
             "(not fused, Kornia: data_keys=None takes dictionaries)",
         ),
+        (
+            fuse(nn.Sequential(crop, K.ColorJiggle(0.1))),
+            "FusedAugmentation (fused, except ColorJiggle: there is no",
+        ),
         (torch.neg, "neg"),
     ],
-    ids=str,
 )
 def test_the_loader_says_what_runs_fused_and_why_the_rest_does_not(
     module: Any, text: str

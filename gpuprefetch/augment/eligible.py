@@ -13,7 +13,7 @@ from torch import nn
 from gpuprefetch.augment.kornia_plan import Member, read_members
 from gpuprefetch.augment.labels import LABELS, changes_labels, mask_settings_reason
 
-__all__ = ["describe", "why_whole"]
+__all__ = ["describe", "describe_members", "why_whole"]
 
 # Bases of those of Kornia's classes that take one batch of images, draw by
 # `forward_parameters` and return the batch.
@@ -65,5 +65,10 @@ def describe(module: nn.Module) -> str:
     whole = _why_whole(module, members)
     if whole:
         return f"not fused, Kornia: {whole}"
+    return describe_members(members)
+
+
+def describe_members(members: tuple[Member, ...]) -> str:
+    """Say which members of a chain that is run in parts are not fused, and why."""
     kept = [member for member in members if member.step is None]
     return f"fused, except {_reasons(kept)}" if kept else "fused"

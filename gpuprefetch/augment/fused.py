@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gpuprefetch.augment.eligible import describe_members
 from gpuprefetch.augment.kornia_plan import Member, is_kornia_module, read_members
 from gpuprefetch.augment.labels import (
     LABELS,
@@ -22,14 +23,16 @@ from gpuprefetch.augment.labels import (
     mask_settings_reason,
     move_labels,
 )
-from gpuprefetch.augment.operator import augment, to_unit_range
+from gpuprefetch.augment.operator import augment, register, to_unit_range
 from gpuprefetch.augment.parameters import (
     Parameters,
+    join_packs,
     params_from_kornia,
     params_to_kornia,
+    ship,
 )
 from gpuprefetch.augment.plan import Outside, Plan, Resampling, split_launches
-from gpuprefetch.augment.segments import Segment, cut, draw_kept, run_kept
+from gpuprefetch.augment.segments import Segment, cut, draw_kept, run_kept, split_packs
 from gpuprefetch.augment.steps import Size
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
 
@@ -165,7 +168,7 @@ class FusedAugmentation(nn.Module):
                 )
                 kept.append(draw)
             sizes.append(size)
-        flat = packs[0].view(-1) if len(packs) == 1 else _join(packs)
+        flat = packs[0].view(-1) if len(packs) == 1 else join_packs(packs)
         return Parameters(
             (batch, channels, height, width), flat, tuple(kept), tuple(sizes)
         )
@@ -232,7 +235,7 @@ class FusedAugmentation(nn.Module):
                 f"the parameters were drawn for images {tuple(params.shape)}, but "
                 f"these are {shape}; draw them with sample(images.shape)."
             )
-        packs = _split(_ship(params.flat, batched.device), params, self._pieces())
+        packs = split_packs(ship(params.flat, batched.device), params, self._pieces())
         labels = list(inputs[1:])
         if self.runs_as_is:
             return self._run_kornia(batched, labels, params.kept[0], image.ndim)
@@ -321,6 +324,11 @@ class FusedAugmentation(nn.Module):
         return all(member.step is not None for member in self.members)
 
     @property
+    def summary(self) -> str:
+        """``"fused"``, or that and which members are not, and why."""
+        return describe_members(self.members)
+
+    @property
     def num_launches(self) -> int:
         """Kernel launches per batch; members that are kept come on top."""
         return sum(
@@ -338,6 +346,13 @@ class FusedAugmentation(nn.Module):
             how = "fused" if member.step is not None else f"as it is: {member.reason}"
             lines.append(f"({member.name}) {name}: {how}")
         return "\n".join(lines)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # The operator knows plans by key, in the process where they were registered.
+        for piece in self._pieces():
+            if piece.plan is not None:
+                register(piece.plan)
 
     def _original(self) -> nn.Module:
         return cast(nn.Module, self.__dict__["_chain"])
@@ -358,33 +373,3 @@ def _read_data_keys(module: nn.Module) -> tuple[str, ...]:
     if unknown:
         raise SettingError(f"data_keys {unknown} are not among {list(LABELS)}.")
     return names
-
-
-def _join(packs: list[Tensor]) -> Tensor:
-    return torch.cat([pack.view(-1) for pack in packs]) if packs else torch.empty(0)
-
-
-def _ship(flat: Tensor, device: torch.device) -> Tensor:
-    """The numbers on the device: one copy from pinned memory; nobody waits for it."""
-    if flat.device == device or device.type == "meta":
-        return flat.to(device)
-    if device.type != "cuda" or flat.numel() == 0:
-        return flat.to(device)
-    # The pinned block returns to torch's host allocator at once; the allocator hands it
-    # out again only after the copy, whose stream it records.
-    if not flat.is_pinned():
-        flat = torch.empty_like(flat, pin_memory=True).copy_(flat)
-    return flat.to(device, non_blocking=True)
-
-
-def _split(
-    flat: Tensor, params: Parameters, segments: tuple[Segment, ...]
-) -> list[Tensor]:
-    """The pack of each fused segment: consecutive parts of the flat numbers."""
-    packs, start, batch = [], 0, params.shape[0]
-    for segment in segments:
-        if segment.plan is not None:
-            end = start + batch * segment.plan.width
-            packs.append(flat[start:end].view(batch, segment.plan.width))
-            start = end
-    return packs

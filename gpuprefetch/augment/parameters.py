@@ -15,7 +15,13 @@ from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.steps import Size
 from gpuprefetch.errors import TransformError
 
-__all__ = ["Parameters", "params_from_kornia", "params_to_kornia"]
+__all__ = [
+    "Parameters",
+    "join_packs",
+    "params_from_kornia",
+    "params_to_kornia",
+    "ship",
+]
 
 _Pieces = Sequence[tuple[Plan | None, int]]
 """Per segment: its plan, or None for a member that runs as it is; number of members."""
@@ -119,3 +125,21 @@ def params_from_kornia(
         ) from error
     flat = torch.cat(packs) if packs else torch.empty(0)
     return Parameters((batch, channels, height, width), flat, tuple(kept), tuple(sizes))
+
+
+def join_packs(packs: list[Tensor]) -> Tensor:
+    """Packs one after the other."""
+    return torch.cat([pack.view(-1) for pack in packs]) if packs else torch.empty(0)
+
+
+def ship(flat: Tensor, device: torch.device) -> Tensor:
+    """The numbers on the device: one copy from pinned memory; nobody waits for it."""
+    if flat.device == device or device.type == "meta":
+        return flat.to(device)
+    if device.type != "cuda" or flat.numel() == 0:
+        return flat.to(device)
+    # The pinned block returns to torch's host allocator at once; the allocator hands it
+    # out again only after the copy, whose stream it records.
+    if not flat.is_pinned():
+        flat = torch.empty_like(flat, pin_memory=True).copy_(flat)
+    return flat.to(device, non_blocking=True)

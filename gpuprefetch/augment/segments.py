@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from gpuprefetch.augment.kornia_plan import Member
 from gpuprefetch.augment.operator import register
+from gpuprefetch.augment.parameters import Parameters
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.augment.steps import Size
 from gpuprefetch.seeding import generators_seeded
 
-__all__ = ["Segment", "cut", "draw_kept", "run_kept"]
+__all__ = ["Segment", "cut", "draw_kept", "run_kept", "split_packs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +91,16 @@ def run_kept(module: nn.Module, image: Tensor, params: Any) -> Tensor:
     if params is None:
         return cast(Tensor, module(image))
     return cast(Tensor, module(image, params=params))
+
+
+def split_packs(
+    flat: Tensor, params: Parameters, segments: tuple[Segment, ...]
+) -> list[Tensor]:
+    """The pack of each fused segment: consecutive parts of the flat numbers."""
+    packs, start, batch = [], 0, params.shape[0]
+    for segment in segments:
+        if segment.plan is not None:
+            end = start + batch * segment.plan.width
+            packs.append(flat[start:end].view(batch, segment.plan.width))
+            start = end
+    return packs

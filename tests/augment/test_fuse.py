@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import kornia.augmentation as K
 import pytest
@@ -10,6 +11,7 @@ import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of
 from torch import nn
 
+from gpuprefetch.augment import operator
 from gpuprefetch.augment.fused import fuse
 from gpuprefetch.errors import (
     BatchError,
@@ -224,6 +226,44 @@ def test_parameters_for_another_shape_are_refused() -> None:
     chain = K.AugmentationSequential(K.RandomRotation(9.0), data_keys=["input", "mask"])
     with pytest.raises(TransformError, match=r"1 arguments .* data_keys"):
         fuse(chain)(torch.rand(4, 3, 8, 8))
+
+
+def test_a_fused_module_can_be_sent_to_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fused = fuse(chain_of(CHAINS["seed"]), resampling="single")
+    sent = pickle.dumps(fused)
+    monkeypatch.setattr(operator, "_plans", {})
+    images = image_of((2, 3, 37, 53), torch.uint8)
+    received = pickle.loads(sent)
+    params = received.sample(images.shape)
+    torch.testing.assert_close(
+        received(images, params=params), copy.deepcopy(fused)(images, params=params)
+    )
+
+
+def test_erased_masks_are_kornias_to_erase() -> None:
+    """RandomErasing is an intensity member, and erases masks too."""
+    chain = K.AugmentationSequential(
+        K.RandomHorizontalFlip(p=1.0),
+        K.RandomErasing(p=1.0),
+        data_keys=["input", "mask"],
+    )
+    fused = fuse(chain)
+    image, mask = image_of((2, 3, 20, 30), torch.float32), torch.ones(2, 1, 20, 30)
+    params = fused.sample(image.shape)
+    expected = chain(image, mask, params=fused.to_kornia(params))
+    torch.testing.assert_close(fused(image, mask, params=params)[1], expected[1])
+    assert expected[1].min() == 0
+
+
+def test_mask_settings_of_the_container_count() -> None:
+    chain = K.AugmentationSequential(
+        K.RandomRotation(30.0, p=1.0),
+        data_keys=["input", "mask"],
+        extra_args={"mask": {"resample": "bilinear", "align_corners": None}},
+    )
+    assert "extra_args say how labels are moved" in repr(fuse(chain))
 
 
 def test_the_users_module_is_not_touched() -> None:
