@@ -27,6 +27,7 @@ from gpuprefetch.augment.steps import (
     Rotation,
     Size,
     Step,
+    per_channel,
 )
 from gpuprefetch.augment.variant import Pixel, Tile, Variant, chunk_of
 
@@ -298,12 +299,7 @@ def _fits_16(value: float, source: Pixel) -> bool:
 def _per_channel(
     values: Sequence[float], channels: int, unit: float
 ) -> tuple[float, ...]:
-    if len(values) not in (1, channels):
-        raise ValueError(
-            f"{len(values)} values were given for an image of {channels} channels; one "
-            "for all or one per channel fits."
-        )
-    return tuple(value * unit for value in values) * (channels // len(values))
+    return tuple(value * unit for value in per_channel(values, channels))
 
 
 def _table(rows: Sequence[Sequence[float]], channels: int) -> str:

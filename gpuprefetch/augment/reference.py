@@ -35,6 +35,7 @@ from gpuprefetch.augment.steps import (
     ResizedCrop,
     Size,
     Step,
+    per_channel,
 )
 
 __all__ = ["apply_plan", "apply_steps"]
@@ -172,8 +173,9 @@ def _blur(
 def _pointwise(
     step: Pointwise, columns: Mapping[str, int], pack: Tensor, image: Tensor
 ) -> Tensor:
-    scale = image.new_tensor(step.scale).view(1, -1, 1, 1)
-    bias = image.new_tensor(step.bias).view(1, -1, 1, 1)
+    channels = image.shape[1]
+    scale = image.new_tensor(per_channel(step.scale, channels)).view(1, -1, 1, 1)
+    bias = image.new_tensor(per_channel(step.bias, channels)).view(1, -1, 1, 1)
     changed = is_changed(columns, pack)
     mapped = image * scale + bias
     if changed is None:

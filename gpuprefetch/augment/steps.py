@@ -7,8 +7,11 @@ steps in a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from gpuprefetch.errors import TransformError
 
 __all__ = [
     "Affine",
@@ -26,6 +29,7 @@ __all__ = [
     "Rotation",
     "Size",
     "Step",
+    "per_channel",
 ]
 
 Interpolation = Literal["bilinear", "round", "exact"]
@@ -49,6 +53,20 @@ class Column:
     is_whole: bool = False
     is_shared: bool = False
     """One draw for the whole batch."""
+
+
+def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """A step's values for each channel, from one for all or one for each.
+
+    Raises:
+        TransformError: They are neither.
+    """
+    if len(values) not in (1, channels):
+        raise TransformError(
+            f"{len(values)} values, such as a mean, were given for images with "
+            f"{channels} channels; one for all or one for each fits."
+        )
+    return tuple(values) * (channels // len(values))
 
 
 def _skip(p: float, *, is_shared: bool) -> tuple[Column, ...]:
