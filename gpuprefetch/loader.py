@@ -8,12 +8,14 @@ Invariant: construction draws no random number, starts no thread and touches no 
 the device, the stream and the rank are looked up when a pass starts.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.utils.data import Dataset
 
 from gpuprefetch.assembly import Surroundings, open_pass
 from gpuprefetch.epoch import Epoch
@@ -100,7 +102,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         # Randomness
         seed: int | None = None,
     ) -> None:
-        if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
+        is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
+        if not isinstance(source, Iterable) and not is_sequence:
             raise SettingTypeError(
                 "source must be a DataLoader or another iterable of batches, got "
                 f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
@@ -119,7 +122,7 @@ class StreamPrefetchLoader(Generic[Batch]):
 
     def _begin_life(self) -> None:
         self._resources = Resources()
-        self._progress = Progress()
+        self._progress = Progress(seed=self._settings.seed)
         self._counters = Counters()
         self._passes: weakref.WeakSet[Epoch[Batch]] = weakref.WeakSet()
         # Made once a pass: reading a module's settings may wait for the device.
@@ -136,7 +139,15 @@ class StreamPrefetchLoader(Generic[Batch]):
         traits = SourceTraits.of(self.source)
         self._supersede_passes(traits)
         device = resolve_device(self._settings.device)
+        if traits.is_one_shot and self._progress.is_between_passes:
+            warnings.warn(
+                f"the source is a {type(self.source).__name__}, an iterator that an "
+                "earlier pass has used up, so this pass may have no batches. Pass the "
+                "iterable that it came from.",
+                stacklevel=2,
+            )
         progress = self._progress.next_pass()
+        progress.seed = self._settings.seed
         # Before iter(source), which advances it: the base seed and a later resume need
         # to know; see [Note: Base seed].
         generator_before = torch.default_generator.get_state()
@@ -231,7 +242,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         """Let the next pass go on after the last batch that ``state`` counts.
 
         Raises:
-            StateError: The state is of another version, or the source is an iterator.
+            StateError: The state is of another version, seed or kind of source, or the
+                source is an iterator.
         """
         progress = Progress.from_state(state)
         traits = SourceTraits.of(self.source)
@@ -249,6 +261,14 @@ class StreamPrefetchLoader(Generic[Batch]):
                 f"{'with' if has_state else 'without'} a "
                 f"state_dict, and {type(self.source).__name__} has "
                 f"{'one' if traits.keeps_state else 'none'}. Use the same kind."
+            )
+        if self._settings.function is not None and (
+            progress.seed != self._settings.seed
+        ):
+            raise StateError(
+                f"the state was saved with seed={progress.seed}, and this loader has "
+                f"seed={self._settings.seed}: the pixels would differ. Give this one "
+                "the same seed."
             )
         self._supersede_passes(traits)
         if progress.source_state is not None:

@@ -37,8 +37,15 @@ class Progress:
     generator_state: torch.Tensor | None = None
     """torch's CPU generator before ``iter(source)``, (n,) uint8; ``None`` between
     two passes."""
+    seed: int | None = None
+    """The loader's ``seed``, for which ``base_seed`` and the epochs' pixels hold."""
     is_loaded: bool = False
     """It came from ``load_state_dict``: the next pass goes on from it."""
+
+    @property
+    def is_between_passes(self) -> bool:
+        """Whether the newest pass came to its end."""
+        return self.epoch > 0 and self.generator_state is None and not self.is_loaded
 
     def next_pass(self) -> "Progress":
         """Say where the pass after this one begins."""
@@ -67,6 +74,7 @@ class Progress:
             "base_seed": self.base_seed,
             "source_state": self.source_state,
             "generator_state": self.generator_state,
+            "seed": self.seed,
         }
 
     @staticmethod

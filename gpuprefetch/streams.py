@@ -189,7 +189,8 @@ def record_use(leaf: object, stream: Stream) -> None:
         stream: The reading stream.
     """
     if isinstance(leaf, torch.Tensor):
-        parts = (leaf,) if leaf.layout is torch.strided else _storage_tensors(leaf)
+        is_plain = leaf.layout is torch.strided and not leaf.is_nested
+        parts = (leaf,) if is_plain else _storage_tensors(leaf)
         for part in parts:
             if is_asynchronous(part.device):
                 part.record_stream(stream)  # type: ignore[arg-type]
@@ -213,5 +214,8 @@ def _storage_tensors(leaf: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (leaf.ccol_indices(), leaf.row_indices(), leaf.values())
     elif leaf.layout is torch.jagged:
         yield from (leaf.values(), cast(Any, leaf).offsets())
+    elif leaf.is_nested:
+        # Its tensors are parts of one buffer.
+        yield from leaf.unbind()
     else:
         yield leaf

@@ -6,12 +6,14 @@ from its own generator (:class:`SeededTransform`) is given the seed; for any oth
 global generators are set and put back.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
 from gpuprefetch.batch import map_leaves
+from gpuprefetch.errors import TransformError
 from gpuprefetch.move import check_on_device
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from gpuprefetch.selection import Selection
@@ -73,10 +75,12 @@ class DeviceTransform:
         seed = self._seeds.of_batch(batch_index)
         inputs = (batch,) if self._selection is None else self._selection.take(batch)
         result = self._call(inputs, seed)
+        placed = result
         if self._selection is not None:
-            result = self._selection.put(batch, result)
-        check_on_device(result, self._device)
-        return result
+            placed = self._selection.put(batch, result)
+        _check_kind(result)
+        check_on_device(placed, self._device)
+        return placed
 
     def _call(self, inputs: tuple[Any, ...], seed: int) -> Any:
         function = self._function
@@ -86,6 +90,22 @@ class DeviceTransform:
             inputs = map_leaves(inputs, _clone)
         with generators_seeded(seed, self._device):
             return function(*inputs)
+
+
+def _check_kind(result: Any) -> None:
+    """Refuse what a function returns by mistake."""
+    if result is None:
+        raise TransformError(
+            "the transform returned None. Return the result; for a function that works "
+            "in place, its argument."
+        )
+    # A value of that class can exist only if its module has been imported.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(result, numpy.ndarray):
+        raise TransformError(
+            "the transform returned a NumPy array, which lies in host memory. A "
+            "transform gets tensors on the device and must return such."
+        )
 
 
 def _clone(leaf: Any) -> Any:

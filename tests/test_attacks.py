@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from gpuprefetch import StateError, StreamPrefetchLoader
 from tests.fake_device import FakeDevice
@@ -199,3 +199,41 @@ def test_a_device_tensor_that_the_source_refills_is_not_torn(
         next(batches)
         # With it in flight the source is not asked for more.
         assert pulled[-1] == index
+
+
+@pytest.mark.parametrize("seeds", [(1, None), (None, 1), (1, 2)])
+def test_a_state_of_another_seed_is_refused(seeds: tuple[int | None, ...]) -> None:
+    saved, other = (
+        StreamPrefetchLoader([torch.ones(2)] * 3, torch.neg, device="cpu", seed=seed)
+        for seed in seeds
+    )
+    next(iter(saved))
+    with pytest.raises(StateError, match=f"saved with seed={seeds[0]}"):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_a_used_up_iterator_warns() -> None:
+    loader = StreamPrefetchLoader(iter([torch.ones(2)]), device="cpu")
+    assert len(list(loader)) == 1
+    with pytest.warns(UserWarning, match="used up"):
+        assert list(loader) == []
+
+
+def test_a_data_set_is_no_source() -> None:
+    class Numbers(Dataset[torch.Tensor]):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor(index)
+
+    with pytest.raises(TypeError, match="Wrap a Dataset in a DataLoader"):
+        StreamPrefetchLoader(Numbers(), device="cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"), [(None, "returned None"), (np.ones(2), "NumPy array")]
+)
+def test_a_transform_that_returns_no_tensor_is_refused(
+    result: object, message: str
+) -> None:
+    loader = StreamPrefetchLoader([torch.ones(2)], lambda x: result, device="cpu")
+    with pytest.raises(ValueError, match=message):
+        next(iter(loader))

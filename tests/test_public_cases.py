@@ -461,7 +461,7 @@ def test_d13_leaving_the_loop_gives_device_memory_back() -> None:
     assert len(list(itertools.islice(loader, 1))) == 1
     gc.collect()
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before
 
 
 def test_d13_a_script_that_breaks_and_ends_exits_cleanly(device: torch.device) -> None:
@@ -949,6 +949,7 @@ def test_d30_the_source_is_read_while_the_loop_works() -> None:
         assert not read[4].is_set()
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @gpu
 @pytest.mark.timeout(300)
 def test_d30_copies_run_beside_the_model() -> None:

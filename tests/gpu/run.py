@@ -36,7 +36,7 @@ _ALLOWED_SKIPS = ("needs two CUDA devices",)
 _TOTAL_BUDGET_S = 510.0
 _BENCHMARK_SHARE_S = 240.0  # Kept free for the benchmarks while tests run.
 _FILE_LIMIT_S = 120.0
-_REST_LIMIT_S = 150.0
+_REST_LIMIT_S = 240.0
 
 # Python 3.12 warns when a process with threads forks workers. CUDA has threads.
 _FORK_WARNING = "ignore:This process:DeprecationWarning"
@@ -149,17 +149,16 @@ def _kill_group(group: int) -> None:
 
 def run_tests(run: Run) -> None:
     """Run each file of GPU tests, then the GPU's share of all other tests."""
-    structure = _HERE / "test_structure_gpu.py"
-    files = sorted(_HERE.glob("test_*.py"))
-    for file in files:
-        if file != structure:
-            _run_pytest(run, file.stem, _FILE_LIMIT_S, str(file.relative_to(_ROOT)))
-    # Values and types only, nothing that another process on the GPU could disturb.
+    # These watch the order of events on the GPU, so nothing else runs beside them.
+    for name in ("handoff", "sync"):
+        _run_pytest(run, name, _FILE_LIMIT_S, f"tests/gpu/test_{name}.py")
+    # Values, types, lifetimes and the process's own memory: another process on the GPU
+    # does not disturb them.
     has_xdist = importlib.util.find_spec("xdist") is not None
-    side_by_side = ("-n", "8", "-p", "no:benchmark") if has_xdist else ()
+    side_by_side = ("-n", "12", "-p", "no:benchmark") if has_xdist else ()
     _run_pytest(
-        *(run, "rest", _REST_LIMIT_S, "tests", str(structure), *side_by_side),
-        *(f"--ignore={file.relative_to(_ROOT)}" for file in files if file != structure),
+        *(run, "rest", _REST_LIMIT_S, "tests", *side_by_side),
+        *("--ignore=tests/gpu/test_handoff.py", "--ignore=tests/gpu/test_sync.py"),
     )
 
 

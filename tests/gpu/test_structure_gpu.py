@@ -82,9 +82,9 @@ def _in_memory(leaf: torch.Tensor, memory: HostMemory) -> torch.Tensor:
     pinned = torch.empty(0, dtype=plain.dtype).set_(
         pinned_storage, plain.storage_offset(), plain.shape, plain.stride()
     )
+    assert pinned.is_pinned()
     if plain.is_conj():
         pinned = pinned.conj()
-    assert pinned.is_pinned()
     if isinstance(leaf, tv_tensors.TVTensor):
         return tv_tensors.wrap(pinned, like=leaf)
     return pinned
