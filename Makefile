@@ -50,6 +50,7 @@ clean: ## Remove everything that was built, the virtual environment included
 
 # Rebuilt when pyproject.toml changes; touched last, so a broken install is retried.
 $(INSTALLED): pyproject.toml
+	@echo "Setting up $(VENV): torch and the tools, about 6 GB; takes 2 minutes or more ..."
 	test -x $(VENV_PYTHON) || $(PYTHON) -m venv $(VENV)
 	$(VENV_PYTHON) -m pip install -q -e '.[dev]'
 	touch $@

@@ -230,7 +230,7 @@ class StreamPrefetchLoader(Generic[Batch]):
     # State #
 
     def state_dict(self) -> dict[str, Any]:
-        """Describe what was yielded so far; see [Note: Resume counts what was yielded].
+        """Describe what the loop got so far; batches only prefetched do not count.
 
         Returns:
             A dict for ``torch.save``, of plain values, one uint8 tensor, and the state

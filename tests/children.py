@@ -11,6 +11,13 @@ __all__ = ["Child", "run_script", "start_script"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
+# Tests send Ctrl-C. What a shell starts in the background ignores it, and so would the
+# children: Python installs its handler only where the signal was not ignored.
+_LISTEN_TO_CTRL_C = """\
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
 
 class Child:
     """A script that runs in its own session, so that all of it can be seen and ended.
@@ -20,8 +27,9 @@ class Child:
 
     def __init__(self, script: str, *arguments: str) -> None:
         environment = {**os.environ, "PYTHONPATH": _python_path()}
+        dedented = textwrap.dedent(script)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), *arguments],
+            [sys.executable, "-c", _LISTEN_TO_CTRL_C + dedented, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

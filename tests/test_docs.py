@@ -56,7 +56,7 @@ def _prelude() -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 4))
     model.to(device)
-    encoder = nn.Sequential(_UnitFloat(), nn.Conv2d(3, 4, 3)).to(device)
+    encoder = nn.Conv2d(3, 4, 3).to(device)
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
     return {
         "K": K,
@@ -73,11 +73,6 @@ def _prelude() -> dict[str, Any]:
         "teacher": copy.deepcopy(model),
         "torch": torch,
     }
-
-
-class _UnitFloat(nn.Module):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.float() / 255
 
 
 @pytest.mark.parametrize(("code", "page"), _blocks())
