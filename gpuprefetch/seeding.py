@@ -112,6 +112,8 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     """Give the global generators of the CPU and of the device."""
     if device.type in ("cuda", "xpu"):
         module = torch.get_device_module(device)
+        # The device's generators exist from its first use on.
+        module.init()
         return [torch.default_generator, module.default_generators[device.index or 0]]
     if device.type == "mps":
         return [torch.default_generator, torch.mps._get_default_mps_generator()]

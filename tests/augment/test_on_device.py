@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +31,10 @@ MODES = [("chained", "zeros"), ("single", "zeros"), ("single", "extend")]
 @pytest.fixture
 def _no_waiting() -> Iterator[None]:
     """Any operation of torch that waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # torch says at the first use that this mode is a prototype.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
 
