@@ -14,6 +14,7 @@ from gpuprefetch.errors import GpuPrefetchError
 
 __all__ = ["main"]
 
+_PROGRAM = "python -m gpuprefetch"  # What a user types; there is no shorter command.
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
@@ -39,17 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(parsed)
     except KeyboardInterrupt:
-        print("gpuprefetch: interrupted", file=sys.stderr)
+        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
     except (GpuPrefetchError, OSError) as error:
         one_line = " ".join(str(error).split())
-        print(f"gpuprefetch {parsed.name}: error: {one_line}", file=sys.stderr)
+        print(f"{_PROGRAM} {parsed.name}: error: {one_line}", file=sys.stderr)
         return _EXIT_USAGE
 
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="gpuprefetch",
+        prog=_PROGRAM,
         description="Copies and augments the next batch while the model trains on "
         "this one.",
     )

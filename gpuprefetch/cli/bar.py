@@ -1,7 +1,8 @@
 """How does the user see that work goes on?
 
 tqdm draws the bar where it is installed, else a plain one of ours. Both write to
-standard error, so that a table on standard output can be piped.
+standard error, so that a table on standard output can be piped. If that is no terminal,
+nothing is drawn: a bar in a file or a log is a heap of frames.
 """
 
 import sys
@@ -12,9 +13,7 @@ from typing import Protocol, TextIO
 
 __all__ = ["Bar", "progress_bar"]
 
-_SECONDS_BETWEEN_DRAWINGS_ON_A_TERMINAL = 0.1
-_SECONDS_BETWEEN_DRAWINGS_ELSEWHERE = 2.0
-_LABEL_WIDTH = 34
+_SECONDS_BETWEEN_DRAWINGS = 0.1
 _PLAIN_BAR_WIDTH = 30
 
 
@@ -27,7 +26,10 @@ class Bar(Protocol):
 
 @contextmanager
 def progress_bar(label: str, total: int, unit: str) -> Iterator[Bar]:
-    """Show a bar from 0 to ``total`` while the block runs."""
+    """Show a bar from 0 to ``total`` while the block runs, if somebody looks."""
+    if not sys.stderr.isatty():
+        yield _NoBar()
+        return
     try:
         from tqdm import tqdm
     except ImportError:
@@ -35,25 +37,31 @@ def progress_bar(label: str, total: int, unit: str) -> Iterator[Bar]:
             yield plain
         return
     with tqdm(
-        desc=label.ljust(_LABEL_WIDTH),
+        desc=label,
         total=total,
         unit=unit,
         file=sys.stderr,
-        mininterval=_seconds_between_drawings(sys.stderr),
+        mininterval=_SECONDS_BETWEEN_DRAWINGS,
         dynamic_ncols=True,
     ) as bar:
         yield bar
+
+
+class _NoBar:
+    """A bar that nobody would see."""
+
+    def update(self, n: int = 1, /) -> None:
+        """Do nothing."""
 
 
 class _PlainBar:
     """``label [#####.....] 12/40 batches``, redrawn in place on one line."""
 
     def __init__(self, label: str, total: int, unit: str, stream: TextIO) -> None:
-        self._label = label.ljust(_LABEL_WIDTH)
+        self._label = label
         self._total = total
         self._unit = unit
         self._stream = stream
-        self._interval_s = _seconds_between_drawings(stream)
         self._num_done = 0
         self._drawn_at_s = 0.0
 
@@ -68,7 +76,7 @@ class _PlainBar:
     def update(self, n: int = 1, /) -> None:
         """Redraw if the last drawing is long enough ago."""
         self._num_done += n
-        if time.monotonic() - self._drawn_at_s >= self._interval_s:
+        if time.monotonic() - self._drawn_at_s >= _SECONDS_BETWEEN_DRAWINGS:
             self._draw()
 
     def _draw(self) -> None:
@@ -78,9 +86,3 @@ class _PlainBar:
         self._stream.write(f"\r{self._label} [{bar}] {count}")
         self._stream.flush()
         self._drawn_at_s = time.monotonic()
-
-
-def _seconds_between_drawings(stream: TextIO) -> float:
-    if stream.isatty():
-        return _SECONDS_BETWEEN_DRAWINGS_ON_A_TERMINAL
-    return _SECONDS_BETWEEN_DRAWINGS_ELSEWHERE
