@@ -38,10 +38,13 @@ def prepare_by_cloning(batch: Any) -> Prepared:
 
 def _copy_array(leaf: Any) -> Any:
     """Copy a NumPy array; return everything else as it is."""
+    return leaf.copy() if _is_array(leaf) else leaf
+
+
+def _is_array(leaf: Any) -> bool:
     # A leaf of that class can exist only if its module has been imported.
     numpy = sys.modules.get("numpy")
-    is_array = numpy is not None and isinstance(leaf, numpy.ndarray)
-    return leaf.copy() if is_array else leaf
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
 
 
 class StagingPreparer:
@@ -71,9 +74,10 @@ class StagingPreparer:
 
     def __call__(self, batch: Any) -> Prepared:
         """Prepare one batch; waits while no slot is free."""
-        if self._copies_arrays:
+        leaves = leaves_of(batch)
+        if self._copies_arrays and any(map(_is_array, leaves)):
             batch = map_leaves(batch, _copy_array)
-        leaves_host = [leaf for leaf in leaves_of(batch) if self._needs_slot(leaf)]
+        leaves_host = [leaf for leaf in leaves if self._needs_slot(leaf)]
         places: dict[int, StagedLeaf] = {}
         slot = None
         if leaves_host:
