@@ -339,6 +339,7 @@ def test_a_pass_that_lost_its_source_says_so(
     assert rest[0] <= 1 + 2
 
 
+@pytest.mark.filterwarnings("ignore:the source is a .* used up:UserWarning")
 @both_feeders
 def test_a_one_shot_iterator_gives_one_epoch(background: bool) -> None:
     loader = StreamPrefetchLoader(iter(count(5)), background=background)

@@ -137,6 +137,20 @@ class KorniaTransform:
         )
         return restored if len(keys) > 1 else restored[0]
 
+    def apply_drawn(self, image: torch.Tensor, params: Any) -> torch.Tensor:
+        """Augment images with parameters that were drawn already.
+
+        Args:
+            image: As in :meth:`apply_seeded`; the module's one input.
+            params: As the module takes them; for an ``nn.Sequential``, a list of those.
+        """
+        with default_device_cpu():
+            result: torch.Tensor = _replay(self._module, params, _to_float(image))
+        restored: torch.Tensor = _restore(
+            result, image, key="image", is_one=result.ndim > image.ndim
+        )
+        return restored
+
     @property
     def module(self) -> nn.Module:
         """The copy of the user's module, made ready for a loader."""
@@ -222,6 +236,15 @@ def default_device_cpu() -> AbstractContextManager[Any]:
         # The usual case; the context would cost time at each of some 200 operations.
         return nullcontext()
     return torch.device("cpu")
+
+
+def _replay(module: nn.Module, params: Any, image: Any) -> Any:
+    """Call a module with parameters; a plain Sequential does not take them."""
+    if type(module) is not nn.Sequential:
+        return module(image, params=params)
+    for member, drawn in zip(module, params, strict=True):
+        image = _replay(member, drawn, image)
+    return image
 
 
 # Inputs and results #

@@ -69,6 +69,11 @@ class FusedTransform:
             check_image(inputs[0])
         if self._fused.is_fused:
             self._generator.manual_seed(seed)
+            if self._kornia is not None and _is_for_cpu(inputs):
+                # The same draws; Kornia's own operations take a half to a quarter of
+                # the time there that the plan takes in torch's.
+                drawn = self._fused.sample(inputs[0].shape, self._generator)
+                return self._kornia.apply_drawn(inputs[0], self._fused.to_kornia(drawn))
             return self._run(inputs, self._generator)
         with generators_seeded(seed, inputs[0].device), default_device_cpu():
             return self._run(inputs, None)
@@ -105,6 +110,12 @@ class FusedTransform:
 
     def __repr__(self) -> str:
         return f"FusedTransform({self._fused!r})"
+
+
+def _is_for_cpu(inputs: tuple[Any, ...]) -> bool:
+    """Whether a batch of images, without labels, is augmented on the CPU."""
+    image = inputs[0]
+    return len(inputs) == 1 and image.is_cpu and image.numel() > 0
 
 
 def _is_bool(value: Any) -> bool:
