@@ -12,17 +12,12 @@ over that of copying its result on the device, which no kernel with this result 
 by much.
 """
 
-import argparse
-import itertools
-import json
 import statistics
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import kornia.augmentation as K
@@ -31,7 +26,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import must_reach, pipelines
-from benchmarks.machine import describe_machine
 from benchmarks.must_reach import Bench, Sizes
 from benchmarks.pipelines import Pair
 from gpuprefetch import workloads
@@ -333,65 +327,10 @@ _MEASUREMENTS = (
 )
 
 
-def run(device: torch.device, sizes: Sizes, budget_s: float) -> dict[str, Any]:
-    """Run all measurements, however some of them end; see ``must_reach.run``."""
-    started = time.monotonic()
-    torch.manual_seed(0)
-    model = workloads.build_model(sizes.image_size, pipelines.NUM_CLASSES)
-    step = workloads.TrainingStep(model.to(device).train(), learning_rate=0.0)
-    bench = Bench(device, sizes, step)
-    warm = pipelines.resident(sizes.batch_size, sizes.image_size, device)
-    for images, labels in itertools.islice(warm, sizes.warmup * 2):
-        step(images, labels)
-    pipelines.synchronize(device)
-    errors: dict[str, str] = {}
-    for measure in _MEASUREMENTS:
-        name = measure.__name__
-        begun = time.monotonic()
-        if begun - started > budget_s:
-            errors[name] = f"not begun: {budget_s:g} s were over"
-            continue
-        try:
-            measure(bench)
-        except Exception:
-            errors[name] = traceback.format_exc()
-            print(errors[name], flush=True)
-        print(f"  ({name}: {time.monotonic() - begun:.1f} s)", flush=True)
-    return {
-        "machine": describe_machine(),
-        "device": str(device),
-        "seconds": round(time.monotonic() - started, 1),
-        "image_size": sizes.image_size,
-        "batch_size": sizes.batch_size,
-        "figures": [figure.to_json() for figure in bench.figures],
-        "errors": errors,
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.fused", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--out", type=Path, help="where to write the report, as JSON")
-    parser.add_argument("--budget-s", type=float, default=150.0, metavar="SECONDS")
-    parser.add_argument(
-        "--tiny", action="store_true", help="sizes that only show that the code runs"
-    )
-    options = parser.parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes = must_reach._TINY if options.tiny else replace(Sizes(), warmup=10)
-    report = run(device, sizes, options.budget_s)
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-    held = [figure for figure in report["figures"] if figure["passed"] is not None]
-    missed = [figure["name"] for figure in held if not figure["passed"]]
-    print(
-        f"{len(held) - len(missed)} of {len(held)} targets reached in "
-        f"{report['seconds']} s; missed: {missed}; not measured: "
-        f"{sorted(report['errors'])}"
-    )
-    return 1 if missed or report["errors"] else 0
+    options = must_reach.parse_options("fused", __doc__ or "").parse_args(arguments)
+    return must_reach.run_with(options, replace(Sizes(), warmup=10), _MEASUREMENTS)
 
 
 if __name__ == "__main__":

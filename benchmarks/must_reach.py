@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -393,13 +393,19 @@ _MEASUREMENTS = (
 )
 
 
-def run(device: torch.device, sizes: Sizes, budget_s: float) -> dict[str, Any]:
-    """Run all measurements, however some of them end.
+def run(
+    device: torch.device,
+    sizes: Sizes,
+    budget_s: float,
+    measurements: Sequence[Callable[[Bench], None]] = _MEASUREMENTS,
+) -> dict[str, Any]:
+    """Run measurements, however some of them end.
 
     Args:
         device: What to measure.
         sizes: How large and how long.
         budget_s: Seconds after which no further measurement is begun.
+        measurements: Each adds its figures to the bench.
 
     Returns:
         The report, in values that JSON knows.
@@ -417,7 +423,7 @@ def run(device: torch.device, sizes: Sizes, budget_s: float) -> dict[str, Any]:
         step(images, labels)
     pipelines.synchronize(device)
     errors: dict[str, str] = {}
-    for measure in _MEASUREMENTS:
+    for measure in measurements:
         name = measure.__name__
         if time.monotonic() - started > budget_s:
             errors[name] = f"not begun: {budget_s:g} s were over"
@@ -441,10 +447,10 @@ def run(device: torch.device, sizes: Sizes, budget_s: float) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run from the command line; see the module's docstring."""
+def parse_options(name: str, description: str) -> argparse.ArgumentParser:
+    """Make the command line that all benchmarks of this kind share."""
     parser = argparse.ArgumentParser(
-        prog="benchmarks.must_reach", description=(__doc__ or "").partition("\n")[0]
+        prog=f"benchmarks.{name}", description=description.partition("\n")[0]
     )
     parser.add_argument("--out", type=Path, help="where to write the report, as JSON")
     parser.add_argument("--budget-s", type=float, default=200.0, metavar="SECONDS")
@@ -453,15 +459,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--tiny", action="store_true", help="sizes that only show that the code runs"
     )
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def run_with(
+    options: argparse.Namespace,
+    sizes: Sizes,
+    measurements: Sequence[Callable[[Bench], None]],
+) -> int:
+    """Run measurements as the command line says, write and sum up the report.
+
+    Returns:
+        Exit status: 1 if a target was missed or not measured.
+    """
     device = options.device or (
         torch.accelerator.current_accelerator(check_available=True)
         or torch.device("cpu")
     )
-    sizes = _TINY if options.tiny else Sizes()
+    if options.tiny:
+        sizes = _TINY
     if options.rounds:
         sizes = replace(sizes, rounds=options.rounds)
-    report = run(device, sizes, options.budget_s)
+    report = run(device, sizes, options.budget_s, measurements)
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     held = [figure for figure in report["figures"] if figure["passed"] is not None]
@@ -472,6 +491,12 @@ def main(arguments: list[str] | None = None) -> int:
         f"{sorted(report['errors'])}"
     )
     return 1 if missed or report["errors"] else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; see the module's docstring."""
+    options = parse_options("must_reach", __doc__ or "").parse_args(arguments)
+    return run_with(options, Sizes(), _MEASUREMENTS)
 
 
 if __name__ == "__main__":
