@@ -127,7 +127,7 @@ def measure_host(bench: Bench) -> None:
         for name, (transform, _) in cases.items():
             batches = pipelines.stream_prefetch(pinned, device, transform)
             steps = max(sizes.overhead_steps // 3, 4)
-            samples[name] += must_reach._time_next(batches, steps, must_reach._spin)[0]
+            samples[name] += must_reach.time_next(batches, steps, must_reach.spin)[0]
     for name, (_, target) in cases.items():
         median = statistics.median(samples[name])
         title = f"next(), {name}"

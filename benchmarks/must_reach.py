@@ -207,7 +207,7 @@ def measure_overhead(bench: Bench) -> None:
         by_hand = pipelines.one_ahead
         cases["by hand, pinned"] = (lambda: by_hand(pinned, device, _same), {})
     for name, (start, target) in cases.items():
-        next_us, drop_us = _time_next(start(), sizes.overhead_steps, _spin)
+        next_us, drop_us = time_next(start(), sizes.overhead_steps, spin)
         median = statistics.median(next_us)
         bench.add(f"next(), {name}", median, "us", samples=next_us, **target)
         bench.add(f"next(), {name}: p90", _p90(next_us), "us")
@@ -215,7 +215,7 @@ def measure_overhead(bench: Bench) -> None:
     for name in ("pinned", "by hand, pinned"):
         if name in cases:
             start = cases[name][0]
-            next_us, _ = _time_next(start(), sizes.overhead_steps, _sleep)
+            next_us, _ = time_next(start(), sizes.overhead_steps, sleep)
             median = statistics.median(next_us)
             bench.add(f"next(), {name}, after a sleep", median, "us", samples=next_us)
 
@@ -224,18 +224,18 @@ def _same(images: torch.Tensor) -> torch.Tensor:
     return images
 
 
-def _sleep() -> None:
+def sleep() -> None:
     time.sleep(_PAUSE_S)
 
 
-def _spin() -> None:
+def spin() -> None:
     """Keep the core awake, as a loop that issues kernels does."""
     end = time.perf_counter() + _PAUSE_S
     while time.perf_counter() < end:
         pass
 
 
-def _time_next(
+def time_next(
     batches: Iterator[Pair], num_steps: int, pause: Callable[[], None]
 ) -> tuple[list[float], list[float]]:
     """Time next() and the dropping of the batch after it, in us."""

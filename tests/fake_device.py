@@ -19,14 +19,13 @@ __all__ = ["FakeDevice", "FakeEvent", "FakeStream", "fake_device_from"]
 
 
 class FakeEvent:
-    """Has fired at once, or when it was waited for; knows who recorded it.
+    """Has fired at once, or when it was waited for.
 
     Args:
         has_fired: Whether ``query`` says so before anybody has waited.
     """
 
     def __init__(self, has_fired: bool = True) -> None:
-        self.recorded_by: FakeStream | None = None
         self.was_synchronized = False
         self._has_fired = has_fired
 
@@ -53,7 +52,6 @@ class FakeStream:
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         event = FakeEvent() if event is None else event
-        event.recorded_by = self
         self.events.append(event)
         return event
 
