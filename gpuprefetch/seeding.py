@@ -14,7 +14,9 @@ that draws later, exactly as in the plain loop. A source that draws nothing woul
 the same value at every epoch; there the value is drawn for real.
 """
 
+import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +88,22 @@ def _rank() -> int:
     return 0
 
 
+# Held while the global generators are set for a transform. Two threads do that at once
+# where one loader is the source of another; either would draw from the other's seed.
+# Reentrant, since a transform may iterate a loader of its own.
+_seeded_block = threading.RLock()
+
+
+def _renew_after_fork() -> None:
+    """Give a forked child a lock of its own: the parent's may be held for ever."""
+    global _seeded_block
+    _seeded_block = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # Not where processes cannot fork.
+    os.register_at_fork(after_in_child=_renew_after_fork)
+
+
 @contextmanager
 def generators_seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Run a block with torch's and Python's generators set from ``seed``.
@@ -95,17 +113,18 @@ def generators_seeded(seed: int, device: torch.device) -> Iterator[None]:
         device: Its generator is set too, when it is an accelerator.
     """
     generators = _generators(device)
-    torch_states = [generator.get_state() for generator in generators]
-    python_state = random.getstate()
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        random.seed(seed)
-        yield
-    finally:
-        random.setstate(python_state)
-        for generator, state in zip(generators, torch_states, strict=True):
-            generator.set_state(state)
+    with _seeded_block:
+        torch_states = [generator.get_state() for generator in generators]
+        python_state = random.getstate()
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            random.seed(seed)
+            yield
+        finally:
+            random.setstate(python_state)
+            for generator, state in zip(generators, torch_states, strict=True):
+                generator.set_state(state)
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:

@@ -6,6 +6,7 @@ Every one was wrong data, a hang or a leak once.
 import contextlib
 import gc
 import itertools
+import time
 import weakref
 from collections import UserDict
 from collections.abc import Iterator
@@ -237,3 +238,22 @@ def test_a_transform_that_returns_no_tensor_is_refused(
     loader = StreamPrefetchLoader([torch.ones(2)], lambda x: result, device="cpu")
     with pytest.raises(ValueError, match=message):
         next(iter(loader))
+
+
+def test_transforms_in_two_threads_do_not_draw_from_each_others_seed() -> None:
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        first = x + torch.rand(())
+        time.sleep(0.0005)
+        return first + torch.rand(())
+
+    def run() -> list[torch.Tensor]:
+        source = [torch.zeros(1)] * 60
+        inner = StreamPrefetchLoader(source, noise, device="cpu", seed=1)
+        outer = StreamPrefetchLoader(
+            inner, noise, device="cpu", seed=2, background=True
+        )
+        return list(outer)
+
+    runs = [torch.cat(run()) for _ in range(3)]
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[1], runs[2])
