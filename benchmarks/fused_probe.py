@@ -27,22 +27,22 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.augment.kernel import PlanKernel, why_not
+from gpuprefetch.augment.kernel import why_not
 from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.plan_kernel import PlanKernel
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.augment.steps import (
     Affine,
-    Blur,
     CenterCrop,
     Crop,
     Flip,
-    Pointwise,
     Resize,
     ResizedCrop,
     Rotation,
 )
+from gpuprefetch.augment.values import Blur, Pointwise
 from gpuprefetch.augment.variant import Tile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -43,12 +43,14 @@ _AUGMENT_LAYERS = [
     ["kornia_adapter", "fused", "graphed"],
     ["eligible", "segments"],
     ["labels", "operator", "parameters"],
-    ["reference", "kernel", "sample", "convert", "kornia_plan"],
-    ["single", "tile"],
+    ["reference", "plan_kernel", "sample", "convert", "kornia_plan"],
+    ["single", "tile", "kernel", "apply_values", "kornia_read"],
     ["reading", "geometry", "lower"],
-    ["variant"],
+    ["variant", "launches", "lower_values"],
     ["plan"],
     ["steps"],
+    ["values"],
+    ["column"],
 ]
 
 # Packages that one file alone may import.

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.steps import (
     Affine,
-    Blur,
     CenterCrop,
     Crop,
     Resize,
     ResizedCrop,
     Rotation,
-    Size,
     Step,
 )
+from gpuprefetch.augment.values import ORDERS, Blur, Erase, Jitter
 
 __all__ = ["from_kornia", "to_kornia"]
 
@@ -75,7 +75,26 @@ def to_kornia(
             }
         case Blur():
             params["sigma"] = number("sigma")
+        case Jitter():
+            for name in ("brightness", "contrast", "saturation"):
+                params[f"{name}_factor"] = number(name, 1.0)
+            params["hue_factor"] = number("hue")
+            # One order for the batch; which one does not matter for an empty one.
+            index = int(number("order")[0]) if batch else 0
+            params["order"] = torch.tensor(ORDERS[index])
+        case Erase():
+            for name, ours in _ERASE:
+                params[name] = number(ours)
     return params
+
+
+_ERASE = (
+    ("xs", "left"),
+    ("ys", "top"),
+    ("widths", "width"),
+    ("heights", "height"),
+    ("values", "value"),
+)
 
 
 def _boxes(
@@ -130,3 +149,12 @@ def from_kornia(
                 put(f"shear_{axis}", params[f"shear_{axis}"])
         case Blur():
             put("sigma", params["sigma"])
+        case Jitter():
+            for name in ("brightness", "contrast", "saturation", "hue"):
+                put(name, params[f"{name}_factor"])
+            if step.is_order_drawn:
+                order = tuple(params["order"].tolist())
+                put("order", torch.tensor(ORDERS.index(order)))
+        case Erase():
+            for name, ours in _ERASE:
+                put(ours, params[name])

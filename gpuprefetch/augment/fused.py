@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.eligible import describe_members
 from gpuprefetch.augment.kornia_plan import Member, is_kornia_module, read_members
 from gpuprefetch.augment.labels import (
@@ -23,6 +25,7 @@ from gpuprefetch.augment.labels import (
     mask_settings_reason,
     move_labels,
 )
+from gpuprefetch.augment.launches import count_launches, explain_steps
 from gpuprefetch.augment.operator import augment, register, to_unit_range
 from gpuprefetch.augment.parameters import (
     Parameters,
@@ -31,9 +34,8 @@ from gpuprefetch.augment.parameters import (
     params_to_kornia,
     ship,
 )
-from gpuprefetch.augment.plan import Outside, Plan, Resampling, split_launches
+from gpuprefetch.augment.plan import Outside, Plan, Resampling
 from gpuprefetch.augment.segments import Segment, cut, draw_kept, run_kept, split_packs
-from gpuprefetch.augment.steps import Size
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
 
 __all__ = ["FusedAugmentation", "fuse"]
@@ -331,9 +333,7 @@ class FusedAugmentation(nn.Module):
     @property
     def num_launches(self) -> int:
         """Kernel launches per batch; members that are kept come on top."""
-        return sum(
-            len(split_launches(piece.plan)) for piece in self._pieces() if piece.plan
-        )
+        return sum(count_launches(piece.plan) for piece in self._pieces() if piece.plan)
 
     def extra_repr(self) -> str:
         """One line per member."""
@@ -341,10 +341,15 @@ class FusedAugmentation(nn.Module):
             f"resampling={self.resampling!r}, dtype={self.dtype}, "
             f"launches={self.num_launches}"
         ]
-        for member in self.members:
-            name = type(member.module).__name__
-            how = "fused" if member.step is not None else f"as it is: {member.reason}"
-            lines.append(f"({member.name}) {name}: {how}")
+        for piece in self._pieces():
+            reasons = explain_steps(piece.plan) if piece.plan else ()
+            for member, why in zip_longest(piece.members, reasons, fillvalue=""):
+                assert isinstance(member, Member)
+                name = type(member.module).__name__
+                how = f"fused, {why}" if why else "fused"
+                if member.step is None:
+                    how = f"as it is: {member.reason}"
+                lines.append(f"({member.name}) {name}: {how}")
         return "\n".join(lines)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

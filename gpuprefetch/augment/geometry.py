@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.steps import (
     Affine,
     CenterCrop,
@@ -23,7 +24,6 @@ from gpuprefetch.augment.steps import (
     Resize,
     ResizedCrop,
     Rotation,
-    Size,
 )
 
 __all__ = ["backward_map", "compose", "forward_map", "is_changed"]

@@ -4,6 +4,7 @@
 // the plan. What is not in the plan is not in the machine code.
 //
 // One block makes one tile of one sample: TILE_X x TILE_Y output pixels, CHUNK channels.
+// (A *mean launch* goes the same way up to the values of its pixels, and leaves their sum.)
 //
 //   prepare   One thread turns the sample's drawn numbers into maps, and asks which
 //             rectangle of the source the tile needs.
@@ -11,16 +12,16 @@
 //             channels of a pixel, 16 bits each where that is exact. Padding, flips and
 //             crops of the source are settled here.
 //   warp      Every pixel of the tile, and of the blur's margin around it, is read through
-//             the chain of maps.
+//             the chain of maps. The steps before the blur change its values.
 //   blur      A thread blurs a strip 4 pixels wide: rows from shared memory, columns in its
-//             registers. It also applies the pointwise steps and stores.
+//             registers. It also applies the steps behind the blur and stores.
 //
 // Coordinates: pixel centres are whole numbers, y points down. A *frame* is an image size
 // somewhere in the chain. A *level* reads one frame between its pixels and so makes the
 // next one. Between levels lies a *view*: a crop or flip, index = first + step * i.
 //
-// Numbers: a source of integers stays in its own units (0 to 255) until the pointwise
-// steps, whose first factor is 1 / 255 then. All arithmetic is float32.
+// Numbers: a source of integers stays in its own units (0 to 255) until its values are
+// changed; the first factor is 1 / 255 then. All arithmetic is float32.
 //
 // The same file runs on the CPU, for the tests: with ON_CPU defined, another header
 // replaces the thread indices, the barrier and the conversions. That works because every
@@ -69,11 +70,8 @@ constexpr int PADDING_FILL = PLAN_PADDING_FILL;
 constexpr int RADIUS_X = PLAN_RADIUS_X, RADIUS_Y = PLAN_RADIUS_Y;
 constexpr Margin BLUR_MARGIN = PLAN_BLUR_MARGIN;
 constexpr int SIGMA_COLUMN = PLAN_SIGMA_COLUMN, SKIP_COLUMN = PLAN_SKIP_COLUMN;
-constexpr int POINTS = PLAN_POINTS;
-__device__ constexpr int point_skip(int i) {  // column that is not 0 to skip; -1: none
-  constexpr int columns[] = {PLAN_POINT_SKIP};
-  return columns[i];
-}
+constexpr bool IS_MEAN = PLAN_IS_MEAN;    // leaves sums of grey values, not pixels
+constexpr bool HAS_MEAN = PLAN_HAS_MEAN;  // and this launch reads them
 __constant__ float POINT_SCALE[][CHANNELS] = {PLAN_POINT_SCALE};
 __constant__ float POINT_BIAS[][CHANNELS] = {PLAN_POINT_BIAS};
 __constant__ float FILLS[][CHANNELS] = {PLAN_FILLS};  // in the source's units
@@ -240,6 +238,8 @@ struct Arguments {
   const Image* images;   // per sample, instead of source, sizes and strides (IS_RAGGED)
   long long height, width, stride_b, stride_c, stride_y, stride_x;
   long long out_height, out_width;
+  const float* sums;  // (B, num_sums): what the tiles of the mean launch left (HAS_MEAN)
+  long long num_sums;
 };
 
 // The same for all threads of a block, so that addresses are a uniform base + 32 bits.
@@ -801,6 +801,8 @@ __device__ void read_pixel(const Geometry& g, const Reader& source, int x, int y
 
 // The phases ---------------------------------------------------------------------------
 
+#include "values.cu"
+
 __device__ int wrap(int i, int size) {  // the blur's border
   if (BLUR_MARGIN == MARGIN_REFLECT) {
     i = i < 0 ? -i : i;
@@ -885,12 +887,17 @@ __device__ void stage(const Geometry& g, const Image& image, Texel* texels, int 
   }
 }
 
-__device__ float finish_value(float value, int c, const float* pack) {
-#pragma unroll
-  for (int i = 0; i < POINTS; ++i)
-    if (point_skip(i) < 0 || pack[max(point_skip(i), 0)] == 0.0f)
-      value = fmaf(value, POINT_SCALE[i][c], POINT_BIAS[i][c]);
-  return value;
+__device__ void change_pixel(float (&value)[CHUNK], int channel, int x, int y,
+                             const float* pack, float mean) {
+  Values<CHUNK> v = {value, channel, x, y, mean};
+  PLAN_PIXELS
+}
+
+__device__ float change_blurred(float value, int channel, int x, int y, const float* pack) {
+  float single[1] = {value};
+  Values<1> v = {single, channel, x, y, 0.0f};
+  PLAN_BLURRED
+  return single[0];
 }
 
 __device__ Output* output_at(const Arguments& a, int sample, int c, int y, int x) {
@@ -906,10 +913,10 @@ __device__ Output* output_at(const Arguments& a, int sample, int c, int y, int x
 // on x alone is computed once.
 template <class Reader>
 __device__ void warp_and_store(const Geometry& g, const Reader& source, const Arguments& a,
-                               int sample, int tile_x, int tile_y) {
+                               const float* pack, float mean, int sample, int tile_x,
+                               int tile_y) {
   constexpr int ROWS = THREADS / TILE_X;
   static_assert(HAS_BLUR || THREADS % TILE_X == 0, "a thread keeps its column");
-  const float* pack = a.pack + (long long)(sample) * PACK_WIDTH;
   const int x = tile_x + int(threadIdx.x) % TILE_X;
   if (x >= a.out_width) return;
   const int end = min(tile_y + TILE_Y, int(a.out_height));
@@ -917,21 +924,48 @@ __device__ void warp_and_store(const Geometry& g, const Reader& source, const Ar
   for (int y = tile_y + int(threadIdx.x) / TILE_X; y < end; y += ROWS) {
     float value[CHUNK];
     read_pixel(g, source, x, y, value);
+    change_pixel(value, source.channel, x, y, pack, mean);
     Output* out = output_at(a, sample, source.channel, y, x);
     const long long stride =
         IS_CHANNELS_LAST ? 1 : a.out_height * a.out_width;
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c)
       if (CHANNELS % CHUNK == 0 || source.channel + c < CHANNELS)
-        out[c * stride] =
-            to_output(finish_value(value[c], min(source.channel + c, CHANNELS - 1), pack));
+        out[c * stride] = to_output(value[c]);
   }
+}
+
+// A mean launch: the sum of the grey values of this thread's pixels.
+template <class Reader>
+__device__ float warp_and_sum(const Geometry& g, const Reader& source, const Arguments& a,
+                              const float* pack, int tile_x, int tile_y) {
+  const int end_x = min(tile_x + TILE_X, int(a.out_width));
+  const int end_y = min(tile_y + TILE_Y, int(a.out_height));
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < TILE_X * TILE_Y; i += THREADS) {
+    const int x = tile_x + i % TILE_X, y = tile_y + i / TILE_X;
+    if (x >= end_x || y >= end_y) continue;
+    float value[CHUNK];
+    read_pixel(g, source, x, y, value);
+    change_pixel(value, source.channel, x, y, pack, 0.0f);
+    sum += Values<CHUNK>{value, source.channel, x, y, 0.0f}.grey();
+  }
+  return sum;
+}
+
+// Every N-th of some numbers. Sums are taken in a fixed order: the same bits each time.
+__device__ float sum_every(int n, const float* numbers, int first, int count) {
+  float sum = 0.0f;
+  for (int i = first; i < count; i += n) sum += numbers[i];
+  return sum;
 }
 
 // With a blur: the tile and its margin go to shared memory, one plane per channel.
 template <class Reader>
-__device__ void warp(const Geometry& g, const Reader& source, const Arguments& a, int tile_x,
-                     int tile_y, float* planes) {
+__device__ void warp(const Geometry& g, const Reader& source, const Arguments& a,
+                     const float* pack, float mean, int tile_x, int tile_y,
+                     float* planes) {
   const int width = int(a.out_width), height = int(a.out_height);
 #pragma unroll 1
   for (int i = threadIdx.x; i < HALO_X * HALO_Y; i += THREADS) {
@@ -947,6 +981,7 @@ __device__ void warp(const Geometry& g, const Reader& source, const Arguments& a
       y = min(max(wrap(y, height), g.top), g.bottom);
     }
     read_pixel(g, source, x, y, value);
+    change_pixel(value, source.channel, x, y, pack, mean);
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c)
       planes[c * PLANE + row * ROW + column] = is_black ? 0.0f : value[c];
@@ -1006,7 +1041,8 @@ __device__ void blur(const Geometry& g, const float* planes, const Arguments& a,
       if (done < 0 || y0 + done >= height) continue;
       float value[4];
 #pragma unroll
-      for (int q = 0; q < 4; ++q) value[q] = finish_value(sum[done][q], here, pack);
+      for (int q = 0; q < 4; ++q)
+        value[q] = change_blurred(sum[done][q], here, x + q, y0 + done, pack);
       Output* out = output_at(a, sample, here, y0 + done, x);
       if (is_whole) {
         store_quad(out, value);
@@ -1019,22 +1055,46 @@ __device__ void blur(const Geometry& g, const float* planes, const Arguments& a,
   }
 }
 
+// Where the sums of a sample's tiles lie, and how many there are (IS_MEAN).
+struct Sums {
+  long long first;
+  int count, here;
+};
+__device__ Sums sums_of(const Arguments& a, int sample, int tile, int row) {
+  const int tiles_x = (int(a.out_width) + TILE_X - 1) / TILE_X;
+  const int tiles_y = (int(a.out_height) + TILE_Y - 1) / TILE_Y;
+  const int count = tiles_x * tiles_y * CHUNKS;
+  return Sums{(long long)(sample)*count, count, row * tiles_x + tile};
+}
+
+#if PLAN_HAS_MEAN
+#define MEAN_PARAMETERS , const float *sums, long long num_sums
+#define MEAN_ARGUMENTS , sums, num_sums
+#else
+#define MEAN_PARAMETERS
+#define MEAN_ARGUMENTS
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
     const Source* source, Output* out, const float* pack, const Image* images,
     long long height, long long width, long long stride_b, long long stride_c,
-    long long stride_y, long long stride_x, long long out_height, long long out_width) {
+    long long stride_y, long long stride_x, long long out_height,
+    long long out_width MEAN_PARAMETERS) {
   const Arguments a = {source,   out,      pack,     images,     height,
                        width,    stride_b, stride_c, stride_y,   stride_x,
-                       out_height, out_width};
+                       out_height, out_width MEAN_ARGUMENTS};
   // The blur's planes come first: they are read 16 bytes at a time.
   DYNAMIC_SHARED(memory);
   float* planes = reinterpret_cast<float*>(memory);
   Texel* texels = reinterpret_cast<Texel*>(memory + (HAS_BLUR ? CHUNK * PLANE * 4 : 0));
   STATIC_SHARED Geometry g;
+  constexpr int PARTS = 16;  // threads that add up many numbers, before one adds up theirs
+  STATIC_SHARED float parts[PARTS], mean;
 
   const int sample = blockIdx.z;
   const int channel = int(blockIdx.y) % CHUNKS * CHUNK;
   const int tile_x = int(blockIdx.x) * TILE_X, tile_y = int(blockIdx.y) / CHUNKS * TILE_Y;
+  const float* numbers = a.pack + (long long)(sample) * PACK_WIDTH;
 
   PHASE {
     const int t = threadIdx.x;
@@ -1044,27 +1104,59 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
       find_weight<RADIUS_X>(g.weight_x, a, sample, t - 32);
     if (HAS_BLUR && t >= 48 && t <= 48 + RADIUS_Y)
       find_weight<RADIUS_Y>(g.weight_y, a, sample, t - 48);
+    if (HAS_MEAN && t >= THREADS - PARTS)
+      parts[t - (THREADS - PARTS)] = sum_every(PARTS, a.sums + sample * a.num_sums,
+                                               t - (THREADS - PARTS), int(a.num_sums));
   }
   BARRIER();
+  if constexpr (HAS_MEAN) {
+    PHASE {
+      if (threadIdx.x == 0)
+        mean = sum_every(1, parts, 0, PARTS) / (float(a.out_width) * float(a.out_height));
+    }
+    BARRIER();
+  }
   if constexpr (STAGE_TEXELS > 0) {
     PHASE {
       if (g.is_staged) stage(g, image_of(a, sample), texels, channel);
     }
     BARRIER();
   }
+  if constexpr (IS_MEAN) {
+    STATIC_SHARED float sums[THREADS];
+    PHASE {
+      const Direct direct = {g, channel, image_of(a, sample)};
+      const Staged staged = {g, channel, texels};
+      sums[threadIdx.x] = STAGE_TEXELS > 0 && g.is_staged
+                              ? warp_and_sum(g, staged, a, numbers, tile_x, tile_y)
+                              : warp_and_sum(g, direct, a, numbers, tile_x, tile_y);
+    }
+    BARRIER();
+    PHASE {
+      if (threadIdx.x < PARTS)
+        parts[threadIdx.x] = sum_every(PARTS, sums, threadIdx.x, THREADS);
+    }
+    BARRIER();
+    PHASE {
+      const Sums at = sums_of(a, sample, blockIdx.x, blockIdx.y);
+      if (threadIdx.x == 0)
+        a.out[at.first + at.here] = to_output(sum_every(1, parts, 0, PARTS));
+    }
+    return;
+  }
   PHASE {
     const Direct direct = {g, channel, image_of(a, sample)};
     const Staged staged = {g, channel, texels};
     if constexpr (HAS_BLUR) {
       if (STAGE_TEXELS > 0 && g.is_staged)
-        warp(g, staged, a, tile_x, tile_y, planes);
+        warp(g, staged, a, numbers, mean, tile_x, tile_y, planes);
       else
-        warp(g, direct, a, tile_x, tile_y, planes);
+        warp(g, direct, a, numbers, mean, tile_x, tile_y, planes);
     } else {
       if (STAGE_TEXELS > 0 && g.is_staged)
-        warp_and_store(g, staged, a, sample, tile_x, tile_y);
+        warp_and_store(g, staged, a, numbers, mean, sample, tile_x, tile_y);
       else
-        warp_and_store(g, direct, a, sample, tile_x, tile_y);
+        warp_and_store(g, direct, a, numbers, mean, sample, tile_x, tile_y);
     }
   }
   if constexpr (HAS_BLUR) {

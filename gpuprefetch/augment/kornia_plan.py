@@ -1,34 +1,20 @@
 """Which steps does a Kornia module stand for?
 
-Kornia's classes are recognised by their qualified names and read through their public
-attributes and ``flags``; Kornia itself is not imported here. A member that has no step
+Kornia's classes are recognised by their qualified names; Kornia itself is not imported
+here. A member that has no step
 is kept as it is, with the reason. Only Kornia's own classes become steps: a subclass
 may have changed what they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
-import torch
 from torch import nn
 
-from gpuprefetch.augment.steps import (
-    Affine,
-    Blur,
-    Border,
-    CenterCrop,
-    Crop,
-    Flip,
-    Interpolation,
-    Pointwise,
-    Resize,
-    ResizedCrop,
-    Rotation,
-    Step,
-)
+from gpuprefetch.augment.kornia_read import READERS, Unfusable
+from gpuprefetch.augment.steps import Step
 
 __all__ = ["Member", "is_kornia_module", "read_members"]
 
@@ -44,10 +30,6 @@ class Member:
     """None where the member runs as it is."""
     reason: str = ""
     """Why there is no step."""
-
-
-class _Unfusable(Exception):
-    """Raised by a reader; the message is the reason."""
 
 
 def _is_from_kornia(module: nn.Module) -> bool:
@@ -89,7 +71,7 @@ def _walk(name: str, module: nn.Module) -> Iterator[Member]:
 
 def _read(name: str, module: nn.Module) -> Member:
     kind = type(module).__name__
-    reader = _READERS.get(kind)
+    reader = READERS.get(kind)
     if not _is_from_kornia(module):
         return Member(name, module, None, "it is not one of Kornia's own classes")
     if reader is None:
@@ -98,250 +80,5 @@ def _read(name: str, module: nn.Module) -> Member:
         return Member(name, module, None, "its ranges are learnt")
     try:
         return Member(name, module, reader(kind, module))
-    except _Unfusable as reason:
+    except Unfusable as reason:
         return Member(name, module, None, str(reason))
-
-
-# Settings shared by several classes #
-
-
-def _flags(module: nn.Module) -> dict[str, Any]:
-    return cast("dict[str, Any]", cast(Any, module).flags)
-
-
-def _gate(module: nn.Module) -> float:
-    """Probability per sample."""
-    return float(cast(Any, module).p)
-
-
-def _same(module: nn.Module) -> bool:
-    return bool(cast(Any, module).same_on_batch)
-
-
-def _require_always(module: nn.Module) -> None:
-    p = float(cast(Any, module).p_batch)
-    if p != 1.0:
-        raise _Unfusable(f"with p={p:g} the output's size depends on the draw")
-
-
-def _resample(module: nn.Module) -> str:
-    return str(_flags(module)["resample"].name).lower()
-
-
-def _interpolation(module: nn.Module, nearest: Interpolation) -> Interpolation:
-    resample = _resample(module)
-    if resample == "bilinear":
-        return "bilinear"
-    if resample == "nearest":
-        return nearest
-    raise _Unfusable(f"resample={resample!r} has no fused step")
-
-
-def _range(distribution: Any) -> tuple[float, float]:
-    return float(distribution.low), float(distribution.high)
-
-
-def _floats(values: Any) -> tuple[float, ...]:
-    return tuple(float(value) for value in torch.as_tensor(values).flatten().tolist())
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    height, width = size
-    return int(height), int(width)
-
-
-# One reader per class #
-
-
-def _crop(kind: str, module: nn.Module) -> Step:
-    _require_always(module)
-    flags = _flags(module)
-    if _resample(module) == "bicubic" and flags["cropping_mode"] != "slice":
-        raise _Unfusable("resample='bicubic' has no fused step")
-    mode = str(flags["padding_mode"])
-    if mode not in ("constant", "reflect", "replicate"):
-        raise _Unfusable(f"padding_mode={mode!r} has no fused step")
-    if mode != "constant" and any(_floats(flags["fill"])):
-        raise _Unfusable(f"padding_mode={mode!r} does not take a fill")
-    padding = flags["padding"]
-    if padding is None:
-        left = top = right = bottom = 0
-    elif isinstance(padding, int):
-        left = top = right = bottom = padding
-    elif len(padding) == 2:
-        left, top = right, bottom = padding
-    else:
-        left, top, right, bottom = padding
-    if min(left, top, right, bottom) < 0:
-        raise _Unfusable("negative padding has no fused step")
-    return Crop(
-        kind,
-        _pair(flags["size"]),
-        padding=(int(left), int(right), int(top), int(bottom)),
-        pad_if_needed=bool(flags["pad_if_needed"]),
-        padding_mode=cast(Any, mode),
-        fill=_floats(flags["fill"]),
-        same_on_batch=_same(module),
-    )
-
-
-def _center_crop(kind: str, module: nn.Module) -> Step:
-    _require_always(module)
-    if _resample(module) == "bicubic" and _flags(module)["cropping_mode"] != "slice":
-        raise _Unfusable("resample='bicubic' has no fused step")
-    return CenterCrop(kind, _pair(_flags(module)["size"]))
-
-
-def _resized_crop(kind: str, module: nn.Module) -> Step:
-    _require_always(module)
-    flags = _flags(module)
-    is_slice = flags["cropping_mode"] == "slice"
-    interpolation = _interpolation(module, "exact" if is_slice else "round")
-    if interpolation == "round":
-        # Its places are often halfway between two pixels; only Kornia's own rounding
-        # errors decide which one it takes.
-        raise _Unfusable("resample='nearest' with cropping_mode='resample'")
-    generator = cast(Any, module)._param_generator
-    scale, ratio = _floats(generator.scale), _floats(generator.ratio)
-    return ResizedCrop(
-        kind,
-        _pair(flags["size"]),
-        scale=(scale[0], scale[1]),
-        ratio=(ratio[0], ratio[1]),
-        interpolation=interpolation,
-        # Resample mode maps the corner pixels' centres onto each other either way.
-        align_corners=bool(flags["align_corners"]) or not is_slice,
-        is_warped=not is_slice,
-        same_on_batch=_same(module),
-    )
-
-
-def _resize(kind: str, module: nn.Module) -> Step:
-    _require_always(module)
-    flags = _flags(module)
-    if flags["antialias"]:
-        raise _Unfusable("antialias=True has no fused step")
-    size = flags["size"]
-    return Resize(
-        kind,
-        int(size) if isinstance(size, int) else _pair(size),
-        side=str(flags["side"]),
-        interpolation=_interpolation(module, "exact"),
-        align_corners=bool(flags["align_corners"]),
-    )
-
-
-def _flip(kind: str, module: nn.Module) -> Step:
-    axis = "x" if kind == "RandomHorizontalFlip" else "y"
-    return Flip(
-        kind, cast(Any, axis), p=_gate_both(module), same_on_batch=_same(module)
-    )
-
-
-def _gate_both(module: nn.Module) -> float:
-    """Flips accept a batch-wide probability too; only one of the two may be open."""
-    p, p_batch = _gate(module), float(cast(Any, module).p_batch)
-    if p_batch == 1.0:
-        return p
-    if p_batch == 0.0:
-        return 0.0
-    raise _Unfusable(f"p_batch={p_batch:g} has no fused step")
-
-
-def _rotation(kind: str, module: nn.Module) -> Step:
-    generator = cast(Any, module)._param_generator
-    return Rotation(
-        kind,
-        _range(generator.sampler_dict["degrees"]),
-        interpolation=_interpolation(module, "round"),
-        p=_gate_both(module),
-        same_on_batch=_same(module),
-    )
-
-
-def _affine(kind: str, module: nn.Module) -> Step:
-    flags = _flags(module)
-    draw = cast(Any, module)._param_generator
-    fill = flags["fill_value"]
-    if fill is not None and torch.as_tensor(fill).ndim > 1:
-        raise _Unfusable("fill_value differs within the image")
-    translate: tuple[float, float] | None = None
-    scale: tuple[float, ...] | None = None
-    shear: tuple[float, float, float, float] | None = None
-    if draw.translate_x_sampler is not None:
-        translate = (
-            float(draw.translate_x_sampler.high),
-            float(draw.translate_y_sampler.high),
-        )
-    if draw.scale_2_sampler is not None:
-        scale = _range(draw.scale_2_sampler)
-        if draw.scale_4_sampler is not None:
-            scale = (*scale, *_range(draw.scale_4_sampler))
-    if draw.shear_x_sampler is not None:
-        shear = (*_range(draw.shear_x_sampler), *_range(draw.shear_y_sampler))
-    return Affine(
-        kind,
-        _range(draw.degree_sampler),
-        translate=translate,
-        scale=cast(Any, scale),
-        shear=shear,
-        interpolation=_interpolation(module, "round"),
-        border=cast(Border, flags["padding_mode"].name.lower()),
-        align_corners=bool(flags["align_corners"]),
-        fill=(0.0,) if fill is None else _floats(fill),
-        p=_gate_both(module),
-        same_on_batch=_same(module),
-    )
-
-
-def _blur(kind: str, module: nn.Module) -> Step:
-    flags = _flags(module)
-    size = flags["kernel_size"]
-    kernel = (size, size) if isinstance(size, int) else _pair(size)
-    if any(side % 2 == 0 or not 1 <= side <= 15 for side in kernel):
-        raise _Unfusable(f"kernel_size={size} is not odd and at most 15")
-    low, high = _range(cast(Any, module)._param_generator.sigma_sampler)
-    if low <= 0.0:
-        raise _Unfusable("sigma can be 0, which Kornia refuses")
-    return Blur(
-        kind,
-        kernel,
-        (low, high),
-        border=cast(Any, flags["border_type"].name.lower()),
-        p=_gate_both(module),
-        same_on_batch=_same(module),
-    )
-
-
-def _pointwise(kind: str, module: nn.Module) -> Step:
-    flags = _flags(module)
-    mean, std = flags["mean"], flags["std"]
-    if any(value.ndim > 1 and value.shape[0] != 1 for value in (mean, std)):
-        raise _Unfusable("its statistics differ between samples")
-    means, stds = _floats(mean), _floats(std)
-    channels = max(len(means), len(stds))
-    means = means * (channels // len(means))
-    stds = stds * (channels // len(stds))
-    if kind == "Normalize":
-        scale = tuple(1.0 / s for s in stds)
-        bias = tuple(-m / s for m, s in zip(means, stds, strict=True))
-    else:
-        scale, bias = stds, means
-    return Pointwise(kind, scale, bias, p=_gate(module))
-
-
-_READERS: dict[str, Callable[[str, nn.Module], Step]] = {
-    "RandomCrop": _crop,
-    "CenterCrop": _center_crop,
-    "RandomResizedCrop": _resized_crop,
-    "Resize": _resize,
-    "LongestMaxSize": _resize,
-    "SmallestMaxSize": _resize,
-    "RandomHorizontalFlip": _flip,
-    "RandomVerticalFlip": _flip,
-    "RandomRotation": _rotation,
-    "RandomAffine": _affine,
-    "RandomGaussianBlur": _blur,
-    "Normalize": _pointwise,
-    "Denormalize": _pointwise,
-}

@@ -4,6 +4,7 @@ Every sample's labels move by that sample's own maps. Masks pick the nearest pix
 each step, as Kornia does, so their values and dtype stay. Keypoints are multiplied by
 the product of the maps. Boxes are too, corner by corner, and come back as the smallest
 upright boxes around them; a box's last pixel belongs to it (Kornia's ``xyxy_plus``).
+What is erased in an image becomes 0 in its mask.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpuprefetch.augment.apply_values import erase
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.geometry import backward_map, compose, forward_map
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.reference import apply_steps
 from gpuprefetch.augment.steps import (
     Affine,
-    Blur,
     Crop,
-    Pointwise,
+    Geometric,
     Resize,
     ResizedCrop,
     Rotation,
-    Size,
-    Step,
 )
+from gpuprefetch.augment.values import Erase
 
 __all__ = [
     "LABELS",
@@ -49,22 +50,22 @@ def forward_matrix(plan: Plan, pack: Tensor, size: Size) -> Tensor:
     """From places in the image to places in the result, (B, 3, 3), float32."""
     total = torch.eye(2, 3, device=pack.device).expand(pack.shape[0], 2, 3)
     for step, columns, before in plan.walk(size):
-        if not isinstance(step, Blur | Pointwise):
+        if isinstance(step, Geometric):
             total = compose(total, backward_map(step, columns, pack, before))
     return forward_map(total)
 
 
 def move_mask(plan: Plan, pack: Tensor, mask: Tensor) -> Tensor:
     """A mask (B, C, H, W) of any dtype; the dtype is kept."""
-    chain = [
-        (_for_masks(step), columns)
-        for step, columns, _ in plan.walk((mask.shape[-2], mask.shape[-1]))
-        if not isinstance(step, Blur | Pointwise)
-    ]
-    return apply_steps(chain, mask, pack)
+    for step, columns, _ in plan.walk((mask.shape[-2], mask.shape[-1])):
+        if isinstance(step, Geometric):
+            mask = apply_steps([(_for_masks(step), columns)], mask, pack)
+        elif isinstance(step, Erase):
+            mask = erase(columns, pack, mask, value=mask.new_zeros(()))
+    return mask
 
 
-def _for_masks(step: Step) -> Step:
+def _for_masks(step: Geometric) -> Geometric:
     """The step that reads the nearest pixel; fills that differ by channel become 0."""
     match step:
         case ResizedCrop(is_warped=True):
@@ -119,7 +120,7 @@ def move_labels(
     plan: Plan, pack: Tensor, size: Size, *, keys: Sequence[str], labels: list[Any]
 ) -> list[Any]:
     """Labels of images of this size, one for each of the data keys ``keys``."""
-    if all(isinstance(step, Blur | Pointwise) for step in plan.steps):
+    if not any(isinstance(step, Geometric | Erase) for step in plan.steps):
         return labels
     matrix = forward_matrix(plan, pack, size)
     return [

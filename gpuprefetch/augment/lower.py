@@ -1,10 +1,8 @@
-"""How does a plan become a kernel: which launches, and which constants for each?
+"""How does a launch become a kernel: which constants does it need?
 
-A *launch* covers geometry, then at most one blur, then pointwise steps; a chain that
-goes on after that needs another launch, which reads the first one's float32 result. The
-constants of a launch are a header of ``#define`` lines in front of ``kernel.cu``. The
-header depends on the plan, the image's channels and the pixel types, not on image
-sizes.
+The constants of a launch are a header of ``#define`` lines in front of ``kernel.cu``.
+The header depends on the plan, the image's channels and the pixel types, not on image
+sizes. How geometry is said is told here, the rest in ``lower_values``.
 """
 
 from __future__ import annotations
@@ -13,22 +11,22 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprefetch.augment.plan import Launch, Plan
+from gpuprefetch.augment.column import Size
+from gpuprefetch.augment.launches import Launch, mean_launch
+from gpuprefetch.augment.lower_values import ValueLowering, channel_values, table
+from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.steps import (
     Affine,
-    Blur,
     CenterCrop,
     Crop,
     Flip,
+    Geometric,
     Interpolation,
-    Pointwise,
     Resize,
     ResizedCrop,
     Rotation,
-    Size,
-    Step,
-    per_channel,
 )
+from gpuprefetch.augment.values import Blur
 from gpuprefetch.augment.variant import Pixel, Tile, Variant, chunk_of
 
 __all__ = ["write_header"]
@@ -65,7 +63,7 @@ class _Lowering:
         return _FULL_SCALE.get(self.variant.source, 1.0)
 
     def fill(self, values: Sequence[float]) -> int:
-        self.fills.append(_per_channel(values, self.variant.channels, self.unit))
+        self.fills.append(channel_values(values, self.variant.channels, self.unit))
         return len(self.fills) - 1
 
     def level(
@@ -90,7 +88,7 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
     geometry = [
         (step, columns)
         for step, columns in zip(steps, layout, strict=True)
-        if not isinstance(step, Blur | Pointwise)
+        if isinstance(step, Geometric)
     ]
     resampled = [s for s, _ in geometry if not isinstance(s, Crop | CenterCrop | Flip)]
     is_composed = variant.resampling == "single" and (
@@ -114,7 +112,9 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
     radius_y, radius_x = (
         (blur.kernel_size[0] // 2, blur.kernel_size[1] // 2) if blur else (0, 0)
     )
-    points = _points(steps, layout, variant.channels, 1.0 / low.unit)
+    values = ValueLowering(variant.channels)
+    pixels, blurred = values.lower(steps, layout, 1.0 / low.unit)
+    has_mean = not launch.is_mean and mean_launch(plan, launch) is not None
     fills = low.fills or [(0.0,) * variant.channels]
     staged_fill = fills[low.padding_fill] if low.padding == "MARGIN_CONSTANT" else ()
     is_exact_16 = all(_fits_16(value, variant.source) for value in (0.0, *staged_fill))
@@ -146,18 +146,20 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
         "PLAN_BLUR_MARGIN": _MARGIN[blur.border] if blur else "MARGIN_NONE",
         "PLAN_SIGMA_COLUMN": blur_columns.get("sigma", 0),
         "PLAN_SKIP_COLUMN": blur_columns.get("skip", -1),
-        "PLAN_POINTS": len(points),
-        "PLAN_POINT_SKIP": ", ".join(str(skip) for skip, _, _ in points) or "-1",
-        "PLAN_POINT_SCALE": _table([scale for _, scale, _ in points], variant.channels),
-        "PLAN_POINT_BIAS": _table([bias for _, _, bias in points], variant.channels),
-        "PLAN_FILLS": _table(fills, variant.channels),
+        "PLAN_IS_MEAN": int(launch.is_mean),
+        "PLAN_HAS_MEAN": int(has_mean),
+        "PLAN_POINT_SCALE": table(values.scales, variant.channels),
+        "PLAN_POINT_BIAS": table(values.biases, variant.channels),
+        "PLAN_FILLS": table(fills, variant.channels),
         "PLAN_STEPS": " ".join(low.calls),
+        "PLAN_PIXELS": pixels,
+        "PLAN_BLURRED": blurred,
     }
     return "".join(f"#define {name} {value}\n" for name, value in defines.items())
 
 
 def _lower(
-    low: _Lowering, step: Step, columns: Mapping[str, int], *, is_composed: bool
+    low: _Lowering, step: Geometric, columns: Mapping[str, int], *, is_composed: bool
 ) -> None:
     """One geometric step as a call of ``Builder``."""
     match step:
@@ -187,8 +189,6 @@ def _lower(
             )
         case Affine():
             _lower_affine(low, step, columns)
-        case _:
-            raise AssertionError(step)
 
 
 def _lower_crop(low: _Lowering, step: Crop, columns: Mapping[str, int]) -> None:
@@ -253,40 +253,6 @@ def _skip(columns: Mapping[str, int]) -> str:
     return f"(pack[{columns['skip']}] != 0.0f)" if "skip" in columns else "false"
 
 
-def _points(
-    steps: Sequence[Step],
-    layout: Sequence[Mapping[str, int]],
-    channels: int,
-    unit: float,
-) -> list[tuple[int, tuple[float, ...], tuple[float, ...]]]:
-    """Pointwise steps: the column that skips it (-1: none), factors, offsets.
-
-    Neighbours that always run are multiplied into one, and so is the source's unit.
-    """
-    points = [(-1, (unit,) * channels, (0.0,) * channels)]
-    for step, columns in zip(steps, layout, strict=True):
-        if not isinstance(step, Pointwise):
-            continue
-        scale = _per_channel(step.scale, channels, 1.0)
-        bias = _per_channel(step.bias, channels, 1.0)
-        skip = columns.get("skip", -1)
-        last_skip, last_scale, last_bias = points[-1]
-        if skip == last_skip == -1:
-            points[-1] = (
-                -1,
-                tuple(a * b for a, b in zip(last_scale, scale, strict=True)),
-                tuple(
-                    a * b + c for a, b, c in zip(last_bias, scale, bias, strict=True)
-                ),
-            )
-        else:
-            points.append((skip, scale, bias))
-    is_idle = (
-        unit == 1.0 and points[0][1] == (1.0,) * channels and not any(points[0][2])
-    )
-    return points[1:] if is_idle else points
-
-
 def _fits_16(value: float, source: Pixel) -> bool:
     """Whether a value beyond the canvas is exact in the 16 bits a source stages in."""
     if source in ("u8", "f16"):
@@ -294,19 +260,6 @@ def _fits_16(value: float, source: Pixel) -> bool:
             value,
         )
     return source == "bf16" and struct.pack(">f", value)[2:] == bytes(2)
-
-
-def _per_channel(
-    values: Sequence[float], channels: int, unit: float
-) -> tuple[float, ...]:
-    return tuple(value * unit for value in per_channel(values, channels))
-
-
-def _table(rows: Sequence[Sequence[float]], channels: int) -> str:
-    full = rows or [(0.0,) * channels]
-    return ", ".join(
-        "{" + ", ".join(f"{value!r}f" for value in row) + "}" for row in full
-    )
 
 
 def _bool(value: object) -> str:

@@ -18,8 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.kernel import PIXELS, KernelCall, PlanKernel, why_not
+from gpuprefetch.augment.kernel import PIXELS, why_not
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
+from gpuprefetch.augment.plan_kernel import KernelCall, PlanKernel
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.errors import BatchError
 

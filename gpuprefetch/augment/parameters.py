@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.convert import from_kornia, to_kornia
 from gpuprefetch.augment.plan import Plan
-from gpuprefetch.augment.steps import Size
 from gpuprefetch.errors import TransformError
 
 __all__ = [

@@ -14,20 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuprefetch.augment.steps import (
-    Affine,
-    Blur,
-    Column,
-    Crop,
-    Pointwise,
-    Resize,
-    ResizedCrop,
-    Rotation,
-    Size,
-    Step,
-)
+from gpuprefetch.augment.column import Column, Size
+from gpuprefetch.augment.steps import Step
 
-__all__ = ["Launch", "Outside", "Plan", "Resampling", "split_launches"]
+__all__ = ["Outside", "Plan", "Resampling"]
 
 Resampling = Literal["chained", "single"]
 """Resample once per step, as Kornia does, or once in all."""
@@ -84,40 +74,3 @@ class Plan:
             for column in step.columns(before)
         }
         return tuple(placed[position] for position in range(self.width))
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Steps ``first`` to ``last`` (excluded) of a plan, which are done in one pass."""
-
-    first: int
-    last: int
-
-
-def split_launches(plan: Plan) -> tuple[Launch, ...]:
-    """Cut a plan where one pass cannot go on.
-
-    A pass does geometry, then at most one blur, then pointwise steps. Padding ends a
-    pass too, unless nothing was resampled or padded before it.
-    """
-    launches: list[Launch] = []
-    first, stage, has_level, has_padding = 0, 0, False, False
-    for index, step in enumerate(plan.steps):
-        rank = 0 if not isinstance(step, Blur | Pointwise) else 1
-        rank = 2 if isinstance(step, Pointwise) else rank
-        pads = isinstance(step, Crop) and (any(step.padding) or step.pad_if_needed)
-        if (
-            rank < stage
-            or (rank == stage == 1)
-            or (pads and (has_level or has_padding))
-        ):
-            launches.append(Launch(first, index))
-            first, has_level, has_padding = index, False, False
-        stage = rank
-        has_padding = has_padding or pads
-        has_level = has_level or isinstance(
-            step, Resize | ResizedCrop | Rotation | Affine
-        )
-    if first < len(plan.steps):
-        launches.append(Launch(first, len(plan.steps)))
-    return tuple(launches)

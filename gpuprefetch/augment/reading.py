@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.steps import (
     Affine,
     Border,
@@ -19,7 +20,6 @@ from gpuprefetch.augment.steps import (
     Geometric,
     Interpolation,
     Rotation,
-    Size,
     Step,
 )
 

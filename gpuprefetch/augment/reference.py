@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpuprefetch.augment.geometry import backward_map, is_changed
-from gpuprefetch.augment.plan import Outside, Plan, Resampling, split_launches
+from gpuprefetch.augment.apply_values import change_values
+from gpuprefetch.augment.column import Size
+from gpuprefetch.augment.geometry import backward_map
+from gpuprefetch.augment.launches import split_launches
+from gpuprefetch.augment.plan import Outside, Plan, Resampling
 from gpuprefetch.augment.reading import (
     Bounds,
     frame_of,
@@ -28,14 +31,10 @@ from gpuprefetch.augment.reading import (
 from gpuprefetch.augment.single import Chain, apply_once
 from gpuprefetch.augment.steps import (
     Affine,
-    Blur,
     Crop,
     Geometric,
-    Pointwise,
     ResizedCrop,
-    Size,
     Step,
-    per_channel,
 )
 
 __all__ = ["apply_plan", "apply_steps"]
@@ -64,14 +63,12 @@ def apply_plan(
     walk = list(plan.walk((image.shape[-2], image.shape[-1])))
     for launch in split_launches(plan):
         steps = walk[launch.first : launch.last]
-        geometry = [one for one in steps if not isinstance(one[0], Blur | Pointwise)]
+        geometry = [one for one in steps if isinstance(one[0], Geometric)]
         if geometry:
             image = _resample(image, pack, geometry, resampling, outside)
         for step, columns, _ in steps[len(geometry) :]:
-            if isinstance(step, Blur):
-                image = _blur(step, columns, pack, image)
-            elif isinstance(step, Pointwise):
-                image = _pointwise(step, columns, pack, image)
+            if not isinstance(step, Geometric):
+                image = change_values(step, columns, pack, image)
     return image.contiguous()
 
 
@@ -94,7 +91,7 @@ def apply_steps(
 ) -> Tensor:
     """Geometric steps one after the other; any dtype if they only pick pixels."""
     for step, columns in chain:
-        if not isinstance(step, Blur | Pointwise):
+        if isinstance(step, Geometric):
             image = _apply(step, columns, pack, image)
     return image.contiguous()
 
@@ -138,46 +135,3 @@ def _pad(step: Crop, image: Tensor, margins: tuple[int, int, int, int]) -> Tenso
         return F.pad(image, margins, value=step.fill[0])
     planes = zip(torch.split(image, 1, 1), step.fill, strict=True)
     return torch.cat([F.pad(plane, margins, value=fill) for plane, fill in planes], 1)
-
-
-# Values #
-
-
-def _blur(
-    step: Blur, columns: Mapping[str, int], pack: Tensor, image: Tensor
-) -> Tensor:
-    """Rows, then columns; ``exp(-d^2 / (2 sigma^2))`` normalized to sum 1."""
-    sigma = pack[:, columns["sigma"], None]
-    changed = is_changed(columns, pack)
-    blurred = image
-    for axis, taps in ((-1, step.kernel_size[1]), (-2, step.kernel_size[0])):
-        radius = taps // 2
-        offsets = torch.arange(-radius, radius + 1, device=image.device)
-        weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
-        weights = weights / weights.sum(1, keepdim=True)
-        margins = (radius, radius, 0, 0) if axis == -1 else (0, 0, radius, radius)
-        padded = F.pad(blurred, margins, mode=step.border) if radius else blurred
-        length = blurred.shape[axis]
-        blurred = sum(
-            (
-                padded.narrow(axis, tap, length) * weights[:, tap, None, None, None]
-                for tap in range(taps)
-            ),
-            start=torch.zeros_like(blurred),
-        )
-    if changed is None:
-        return blurred
-    return torch.where(changed[:, None, None, None], blurred, image)
-
-
-def _pointwise(
-    step: Pointwise, columns: Mapping[str, int], pack: Tensor, image: Tensor
-) -> Tensor:
-    channels = image.shape[1]
-    scale = image.new_tensor(per_channel(step.scale, channels)).view(1, -1, 1, 1)
-    bias = image.new_tensor(per_channel(step.bias, channels)).view(1, -1, 1, 1)
-    changed = is_changed(columns, pack)
-    mapped = image * scale + bias
-    if changed is None:
-        return mapped
-    return torch.where(changed[:, None, None, None], mapped, image)

@@ -2,8 +2,8 @@
 
 All of them come from one ``torch.rand`` of the caller's generator, scaled in one
 operation and rounded down in another where they are whole. The distributions are
-Kornia's: see ``kornia.augmentation.random_generator``. Only RandomResizedCrop needs
-more, because it draws ten windows and takes the first that fits.
+Kornia's: see ``kornia.augmentation.random_generator``. Windows need more arithmetic,
+and RandomResizedCrop more draws, because it takes the first of ten that fits.
 
 The arithmetic is numpy's, on torch's memory: for a few hundred numbers its operations
 cost the host a third of torch's, and never wake a pool of threads.
@@ -19,14 +19,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.plan import Plan
-from gpuprefetch.augment.steps import CenterCrop, Crop, ResizedCrop, Size
+from gpuprefetch.augment.steps import CenterCrop, Crop, ResizedCrop
+from gpuprefetch.augment.values import Erase
 from gpuprefetch.errors import ImageSizeError
 
 __all__ = ["Sampler"]
 
 _TRIES = 10  # Windows that RandomResizedCrop draws before it takes the middle one.
-_PER_WINDOW = 4  # Area and log of the aspect ratio of the first try; the place.
+_PER_WINDOW = 4  # Area and aspect ratio (of the first try); the place.
 
 # A float32 product of u < 1 may round up to the whole span. Shrunk by this, it does not
 # reach the next whole number for any span below 2^19.
@@ -37,9 +39,9 @@ _Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """One RandomResizedCrop of a recipe."""
+    """One RandomResizedCrop or RandomErasing of a recipe."""
 
-    step: ResizedCrop
+    step: ResizedCrop | Erase
     column: int
     """Where the pack wants left, top, width and height."""
     size: Size
@@ -121,7 +123,7 @@ def _make_recipe(plan: Plan, size: Size) -> _Recipe:
             _require_room(step.name, step.size, step.canvas(before))
         elif isinstance(step, CenterCrop):
             _require_room(step.name, step.size, before)
-        elif isinstance(step, ResizedCrop):
+        elif isinstance(step, ResizedCrop | Erase):
             windows.append(_Windows(step, layout["left"], before))
     shared = [index for index, column in enumerate(columns) if column.is_shared]
     spans = [
@@ -148,7 +150,7 @@ def _require_room(name: str, window: Size, canvas: Size) -> None:
 def _place_windows(
     windows: _Windows, u: _Floats, pack: _Floats, generator: torch.Generator | None
 ) -> None:
-    """Take each sample's first candidate that fits, and put it at a random place.
+    """Choose each sample's window, and put it at a random place.
 
     Args:
         windows: What to draw.
@@ -161,10 +163,10 @@ def _place_windows(
         return
     if step.same_on_batch:
         u = u[:, :1]
-    width, height, fits = _candidates(windows, u[0], u[1])
-    if not fits.all():
-        rest = np.flatnonzero(~fits)
-        width[rest], height[rest] = _try_again(windows, len(rest), generator)
+    if isinstance(step, Erase):
+        width, height = _rectangles(step, windows.size, u[0], u[1])
+    else:
+        width, height = _first_that_fit(step, windows.size, u, generator)
     left, top = (
         np.floor((wide + 1 - width) * u[2]),
         np.floor((high + 1 - height) * u[3]),
@@ -175,15 +177,46 @@ def _place_windows(
     pack[:, column + 3] = height
 
 
+def _rectangles(
+    step: Erase, size: Size, areas: _Floats, ratios: _Floats
+) -> tuple[_Floats, _Floats]:
+    """Widths and heights from uniform numbers; at least a pixel, at most the image.
+
+    Area uniform in ``scale``; ratio of height to width uniform in ``ratio``, but where
+    that goes across 1, one half of the numbers stands for what lies below.
+    """
+    (high, wide), (low, top) = size, step.ratio
+    area = (areas * (step.scale[1] - step.scale[0]) + step.scale[0]) * (high * wide)
+    if low < 1.0 < top:
+        below = ratios * (2.0 * (1.0 - low)) + low
+        above = (ratios * 2.0 - 1.0) * (top - 1.0) + 1.0
+        ratio = np.where(ratios < 0.5, below, above)
+    else:
+        ratio = ratios * (top - low) + low
+    ratio = np.maximum(ratio, np.float32(1e-12))  # 0 is a flat line too.
+    height = np.clip(np.rint(np.sqrt(area * ratio)), 1.0, high)
+    return np.clip(np.rint(np.sqrt(area / ratio)), 1.0, wide), height
+
+
+def _first_that_fit(
+    step: ResizedCrop, size: Size, u: _Floats, generator: torch.Generator | None
+) -> tuple[_Floats, _Floats]:
+    width, height, fits = _candidates(step, size, u[0], u[1])
+    if not fits.all():
+        rest = np.flatnonzero(~fits)
+        width[rest], height[rest] = _try_again(step, size, len(rest), generator)
+    return width, height
+
+
 def _candidates(
-    windows: _Windows, areas: _Floats, logs: _Floats
+    step: ResizedCrop, size: Size, areas: _Floats, logs: _Floats
 ) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_]]:
     """Widths and heights from uniform numbers, and which fit into the image.
 
     Area uniform in ``scale``, log of width / height uniform in ``ratio``; width and
     height are ``sqrt(area * ratio)`` and ``sqrt(area / ratio)``, rounded.
     """
-    step, (high, wide) = windows.step, windows.size
+    high, wide = size
     small, large = (share * high * wide for share in step.scale)
     narrow, broad = (math.log(ratio) / 2 for ratio in step.ratio)
     roots = np.sqrt(areas * (large - small) + small)
@@ -194,7 +227,7 @@ def _candidates(
 
 
 def _try_again(
-    windows: _Windows, count: int, generator: torch.Generator | None
+    step: ResizedCrop, size: Size, count: int, generator: torch.Generator | None
 ) -> tuple[_Floats, _Floats]:
     """The other nine candidates of some samples; failing those, the middle one.
 
@@ -203,9 +236,9 @@ def _try_again(
     """
     shape = (2, _TRIES - 1, count)
     u = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
-    width, height, fits = _candidates(windows, *u.numpy())
+    width, height, fits = _candidates(step, size, *u.numpy())
     first = fits.argmax(0), np.arange(count)
-    last_width, last_height = _largest_window(windows.step.ratio, windows.size)
+    last_width, last_height = _largest_window(step.ratio, size)
     return (
         np.where(fits[first], width[first], np.float32(last_width)),
         np.where(fits[first], height[first], np.float32(last_height)),

@@ -8,12 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.kornia_plan import Member
 from gpuprefetch.augment.operator import register
 from gpuprefetch.augment.parameters import Parameters
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
-from gpuprefetch.augment.steps import Size
 from gpuprefetch.seeding import generators_seeded
 
 __all__ = ["Segment", "cut", "draw_kept", "run_kept", "split_packs"]

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.geometry import backward_map, compose
 from gpuprefetch.augment.plan import Outside
 from gpuprefetch.augment.reading import (
@@ -25,7 +26,6 @@ from gpuprefetch.augment.steps import (
     Geometric,
     Interpolation,
     ResizedCrop,
-    Size,
 )
 
 __all__ = ["Chain", "apply_once"]

@@ -1,5 +1,6 @@
 """What can one member of an augmentation chain do to an image, as plain data?
 
+Here are the steps that move pixels; :mod:`gpuprefetch.augment.values` has the others.
 A step knows its settings, the size of the image that it returns, and which numbers have
 to be drawn per sample for it (its *columns*). :mod:`gpuprefetch.augment.plan` puts
 steps in a row.
@@ -7,29 +8,24 @@ steps in a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpuprefetch.errors import TransformError
+from gpuprefetch.augment.column import Column, Size, skip_column
+from gpuprefetch.augment.values import ValueStep
 
 __all__ = [
     "Affine",
-    "Blur",
     "Border",
     "CenterCrop",
-    "Column",
     "Crop",
     "Flip",
     "Geometric",
     "Interpolation",
-    "Pointwise",
     "Resize",
     "ResizedCrop",
     "Rotation",
-    "Size",
     "Step",
-    "per_channel",
 ]
 
 Interpolation = Literal["bilinear", "round", "exact"]
@@ -38,45 +34,6 @@ chooses it (ties to even); the nearest as ``interpolate(mode="nearest-exact")`` 
 
 Border = Literal["zeros", "border", "reflection", "fill"]
 """What lies outside of the frame for a warp; the names are ``grid_sample``'s."""
-
-Size: TypeAlias = tuple[int, int]
-"""(height, width) in pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One number per sample: uniform in [low, high), rounded down if ``is_whole``."""
-
-    name: str
-    low: float
-    high: float
-    is_whole: bool = False
-    is_shared: bool = False
-    """One draw for the whole batch."""
-
-
-def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """A step's values for each channel, from one for all or one for each.
-
-    Raises:
-        TransformError: They are neither.
-    """
-    if len(values) not in (1, channels):
-        raise TransformError(
-            f"{len(values)} values, such as a mean, were given for images with "
-            f"{channels} channels; one for all or one for each fits."
-        )
-    return tuple(values) * (channels // len(values))
-
-
-def _skip(p: float, *, is_shared: bool) -> tuple[Column, ...]:
-    """The column that is 1 where a sample is left alone and 0 where it is changed.
-
-    ``floor(u + (1 - p))`` with u uniform in [0, 1) is 0 with probability p.
-    """
-    if p >= 1.0:
-        return ()
-    return (Column("skip", 1.0 - p, 2.0 - p, is_whole=True, is_shared=is_shared),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +174,7 @@ class Flip:
 
     def columns(self, size: Size) -> tuple[Column, ...]:
         """Only whether to skip it."""
-        return _skip(self.p, is_shared=self.same_on_batch)
+        return skip_column(self.p, is_shared=self.same_on_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +195,7 @@ class Rotation:
         """The angle in degrees."""
         low, high = self.degrees
         angle = Column("degrees", low, high, is_shared=self.same_on_batch)
-        return (angle, *_skip(self.p, is_shared=self.same_on_batch))
+        return (angle, *skip_column(self.p, is_shared=self.same_on_batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,49 +239,7 @@ class Affine:
             Column(name, low, high, is_shared=self.same_on_batch)
             for name, low, high in ranges
         )
-        return (*drawn, *_skip(self.p, is_shared=self.same_on_batch))
-
-
-@dataclass(frozen=True, slots=True)
-class Blur:
-    """Separable Gaussian blur with each sample's own sigma."""
-
-    name: str
-    kernel_size: Size
-    sigma: tuple[float, float]
-    """Range of the standard deviation in pixels."""
-    border: Literal["constant", "reflect", "replicate", "circular"] = "reflect"
-    p: float = 0.5
-    same_on_batch: bool = False
-
-    def output_size(self, size: Size) -> Size:
-        """Unchanged."""
-        return size
-
-    def columns(self, size: Size) -> tuple[Column, ...]:
-        """The standard deviation in pixels."""
-        sigma = Column("sigma", *self.sigma, is_shared=self.same_on_batch)
-        return (sigma, *_skip(self.p, is_shared=self.same_on_batch))
-
-
-@dataclass(frozen=True, slots=True)
-class Pointwise:
-    """``value * scale + bias`` per channel: Normalize and Denormalize."""
-
-    name: str
-    scale: tuple[float, ...]
-    """One factor for all channels, or one per channel."""
-    bias: tuple[float, ...]
-    p: float = 1.0
-    """Probability for the whole batch."""
-
-    def output_size(self, size: Size) -> Size:
-        """Unchanged."""
-        return size
-
-    def columns(self, size: Size) -> tuple[Column, ...]:
-        """Only whether to skip it, the same for the whole batch."""
-        return _skip(self.p, is_shared=True)
+        return (*drawn, *skip_column(self.p, is_shared=self.same_on_batch))
 
 
 Geometric: TypeAlias = (
@@ -332,4 +247,4 @@ Geometric: TypeAlias = (
 )
 """Steps that move pixels; labels follow them."""
 
-Step: TypeAlias = Geometric | Blur | Pointwise
+Step: TypeAlias = Geometric | ValueStep

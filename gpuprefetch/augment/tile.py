@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuprefetch.augment.column import Size
+from gpuprefetch.augment.launches import Launch
 from gpuprefetch.augment.lower import write_header
-from gpuprefetch.augment.plan import Launch, Plan
-from gpuprefetch.augment.steps import (
-    Affine,
-    Blur,
-    Resize,
-    ResizedCrop,
-    Rotation,
-    Size,
-    Step,
-)
+from gpuprefetch.augment.plan import Plan
+from gpuprefetch.augment.steps import Affine, Resize, ResizedCrop, Rotation, Step
+from gpuprefetch.augment.values import Blur
 from gpuprefetch.augment.variant import Tile, Variant, chunk_of
 
 __all__ = ["choose_tile", "shared_bytes"]

@@ -66,6 +66,22 @@ MEMBERS: dict[str, Callable[[], nn.Module]] = {
     "normalize": lambda: K.Normalize(MEAN, STD),
     "normalize sometimes": lambda: K.Normalize(0.4, 0.3, p=0.5),
     "denormalize": lambda: K.Denormalize(MEAN, STD),
+    "jitter": lambda: K.ColorJitter(0.4, 0.4, 0.4, 0.2, p=0.8),
+    "jitter in order": lambda: K.ColorJitter(
+        0.5, (0.3, 2.0), (0.0, 3.0), 0.5, order=(3, 1, 0, 2)
+    ),
+    "jitter without mean": lambda: K.ColorJitter(0.3, 0.0, 0.5, 0.1),
+    "jitter same": lambda: K.ColorJitter(0.3, 0.3, same_on_batch=True),
+    "jiggle": lambda: K.ColorJiggle(0.3, 0.3, 0.6, 0.2, p=0.7),
+    "jiggle in order": lambda: K.ColorJiggle(0.3, 0.5, (0.0, 4.0), 0.5, order=(2, 3)),
+    "grayscale": lambda: K.RandomGrayscale(p=0.5),
+    "grayscale weighted": lambda: K.RandomGrayscale(
+        torch.tensor([0.6, 0.1, 0.5]), p=1.0
+    ),
+    "erasing": lambda: K.RandomErasing((0.05, 0.5)),
+    "erasing tall": lambda: K.RandomErasing(
+        (0.1, 0.2), (1.5, 3.0), 0.7, p=1.0, same_on_batch=True
+    ),
 }
 
 CHAINS: dict[str, tuple[str, ...]] = {
@@ -79,6 +95,12 @@ CHAINS: dict[str, tuple[str, ...]] = {
     "crop after warp": ("rotation", "center crop", "hflip", "resized crop up"),
     "three levels": ("resize up", "rotation", "resize half pixel", "blur"),
     "blur first": ("blur", "rotation", "normalize", "hflip"),
+    "simclr": ("resized crop up", "hflip", "jitter", "grayscale", "blur", "normalize"),
+    "seed jittered": ("crop", "resize up", "rotation", "jitter", "blur", "normalize"),
+    "jitter first": ("jitter", "resized crop up", "hflip", "jiggle", "normalize"),
+    "jitter last": ("crop padded", "blur", "erasing", "jitter", "grayscale weighted"),
+    "two jitters": ("vflip", "jitter in order", "grayscale", "jitter", "denormalize"),
+    "erased, blurred": ("rotation", "erasing", "blur circular", "normalize", "erasing"),
     "pad late": ("rotation", "crop padded", "normalize"),
 }
 

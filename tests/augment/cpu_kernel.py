@@ -6,29 +6,32 @@ import ctypes
 import hashlib
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from gpuprefetch.augment.kernel import kernel_source
+from gpuprefetch.augment.launches import Launch, mean_launch, split_launches
 from gpuprefetch.augment.lower import write_header
-from gpuprefetch.augment.plan import Plan, split_launches
+from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.augment.tile import choose_tile
 from gpuprefetch.augment.variant import Tile, Variant, chunk_of
 
 _HERE = Path(__file__).parent
-_SOURCE = (_HERE.parents[1] / "gpuprefetch/augment/kernel.cu").read_text()
 _SHIM = (_HERE / "kernel_cpu.h").read_text()
 _LOOP = """
 extern "C" void run(int tiles_x, int tiles_y, int samples, const void* source, void*
-                    out, const float* pack, const void* images, const long long* n) {
+                    out, const float* pack, const void* images, const long long* n,
+                    const float* sums, long long num_sums) {
   for (blockIdx.z = 0; blockIdx.z < samples; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < tiles_y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < tiles_x; ++blockIdx.x)
         augment(static_cast<const Source*>(source), static_cast<Output*>(out), pack,
                 static_cast<const Image*>(images), n[0], n[1], n[2], n[3], n[4], n[5],
-                n[6], n[7]);
+                n[6], n[7] MEAN_ARGUMENTS);
 }
 
 extern "C" int count_staged(int tiles_x, int tiles_y, int samples, const float* pack,
@@ -56,7 +59,7 @@ _PIXELS = {
 
 def build(header: str) -> ctypes.CDLL:
     """Compile one variant; kept in the temporary folder between runs."""
-    text = header + _SHIM + _SOURCE + _LOOP
+    text = header + _SHIM + kernel_source() + _LOOP
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / "gpuprefetch-cpu-kernels"
     folder.mkdir(exist_ok=True)
@@ -84,43 +87,63 @@ def run_plan(
     """All launches of a plan, one after the other."""
     tile = tile or Tile()
     launches = split_launches(plan)
+    pack = pack.contiguous()
     size = tuple(image.shape[-2:])
     for launch in launches:
         is_last = launch is launches[-1]
         out_dtype = dtype if is_last else torch.float32
         last = is_channels_last and is_last
-        channels = image.shape[1]
-        header = write_header(
-            plan,
-            launch,
-            Variant(
-                channels, _PIXELS[image.dtype], _PIXELS[out_dtype], last, **variant
-            ),
-            tile,
+        how = Variant(
+            image.shape[1], _PIXELS[image.dtype], _PIXELS[out_dtype], last, **variant
         )
         for step in plan.steps[launch.first : launch.last]:
             size = step.output_size(size)
+        sums = None
+        before = mean_launch(plan, launch)
+        if before is not None:
+            tiles_x, tiles_y = _grid(size, how, tile)
+            sums = torch.full((image.shape[0], tiles_x * tiles_y), float("nan"))
+            of_means = replace(how, output="f32", is_channels_last=False)
+            _run(plan, before, of_means, tile, image, sums, size, pack)
         out = torch.full(
-            (image.shape[0], channels, *size), float("nan"), dtype=out_dtype
+            (image.shape[0], image.shape[1], *size), float("nan"), dtype=out_dtype
         )
         if last:
             out = out.to(memory_format=torch.channels_last)
-        strides = image.stride()
-        numbers = [*image.shape[-2:], *strides, *size]
-        rows = -(-size[0] // tile.y) * (-(-channels // chunk_of(channels)))
-        pack = pack.contiguous()
-        build(header).run(
-            -(-size[1] // tile.x),
-            rows,
-            image.shape[0],
-            ctypes.c_void_p(image.data_ptr()),
-            ctypes.c_void_p(out.data_ptr()),
-            ctypes.c_void_p(pack.data_ptr()),
-            None,
-            (ctypes.c_longlong * 8)(*numbers),
-        )
+        _run(plan, launch, how, tile, image, out, size, pack, sums)
         image = out
     return image
+
+
+def _grid(size: tuple[int, ...], how: Variant, tile: Tile) -> tuple[int, int]:
+    chunks = -(-how.channels // chunk_of(how.channels))
+    return -(-size[1] // tile.x), -(-size[0] // tile.y) * chunks
+
+
+def _run(
+    plan: Plan,
+    launch: Launch,
+    how: Variant,
+    tile: Tile,
+    image: Tensor,
+    out: Tensor,
+    size: tuple[int, ...],
+    pack: Tensor,
+    sums: Tensor | None = None,
+) -> None:
+    """One launch from ``image`` to ``out``, whose frame has this size."""
+    numbers = [*image.shape[-2:], *image.stride(), *size]
+    build(write_header(plan, launch, how, tile)).run(
+        *_grid(size, how, tile),
+        image.shape[0],
+        ctypes.c_void_p(image.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        ctypes.c_void_p(pack.data_ptr()),
+        None,
+        (ctypes.c_longlong * 8)(*numbers),
+        None if sums is None else ctypes.c_void_p(sums.data_ptr()),
+        ctypes.c_longlong(0 if sums is None else sums.shape[1]),
+    )
 
 
 class _Image(ctypes.Structure):
@@ -156,6 +179,8 @@ def run_ragged(plan: Plan, images: list[Tensor], pack: Tensor, tile: Tile) -> Te
         ctypes.c_void_p(pack.data_ptr()),
         table,
         (ctypes.c_longlong * 8)(0, 0, 0, 0, 0, 0, *size),
+        None,
+        ctypes.c_longlong(0),
     )
     return out
 

@@ -36,6 +36,7 @@ static float __saturatef(float v) { return v > 0.0f ? (v < 1.0f ? v : 1.0f) : 0.
 static float __fadd_rd(float a, float b) {  // for b = 1.5 * 2^23: floor(a) + b
   return std::floor(a) + b;
 }
+static float __fdividef(float a, float b) { return a / b; }
 static float half_to_float(Bits16 bits) { return float(bits_of<_Float16>(bits)); }
 static Bits16 float_to_half(float value) { return bits_of<Bits16>(_Float16(value)); }
 static Bits16 float_to_bfloat(float value) {  // round to nearest even; no NaN here

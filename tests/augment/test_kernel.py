@@ -12,9 +12,10 @@ from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of
 from gpuprefetch.augment import kernel
 from gpuprefetch.augment.fused import fuse
 from gpuprefetch.augment.kernel import compile_cubin
+from gpuprefetch.augment.launches import split_launches
 from gpuprefetch.augment.lower import write_header
 from gpuprefetch.augment.operator import register
-from gpuprefetch.augment.plan import Plan, split_launches
+from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.augment.tile import choose_tile, shared_bytes
 from gpuprefetch.augment.variant import Variant

@@ -9,8 +9,9 @@ import pytest
 import torch
 from chains import CHAINS, chain_of, image_of, plan_of
 
-from gpuprefetch.augment import kernel
-from gpuprefetch.augment.kernel import PlanKernel
+from gpuprefetch.augment import plan_kernel
+from gpuprefetch.augment.kernel import Loaded
+from gpuprefetch.augment.plan_kernel import PlanKernel
 from gpuprefetch.augment.sample import Sampler
 
 HOW: dict[str, Any] = {
@@ -28,15 +29,15 @@ class Driver:
         self.launches: list[tuple[tuple[int, ...], list[int]]] = []
         self.loaded: list[str] = []
         self.status = 0
-        monkeypatch.setattr(kernel, "_load_kernel", self._load)
+        monkeypatch.setattr(plan_kernel, "load_kernel", self._load)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
         monkeypatch.setattr(
             torch._C, "_cuda_getCurrentRawStream", lambda _: 77, raising=False
         )
 
-    def _load(self, header: str, device: torch.device, shared: int) -> kernel._Loaded:
+    def _load(self, header: str, device: torch.device, shared: int) -> Loaded:
         self.loaded.append(header)
-        return kernel._Loaded(self._launch, "function", None)
+        return Loaded(self._launch, "function", None)
 
     def _launch(self, function: str, *rest: int) -> tuple[int]:
         assert function == "function"
@@ -101,7 +102,7 @@ def test_nothing_is_launched_for_an_empty_batch(driver: Driver) -> None:
 def test_more_samples_than_the_grid_takes_go_in_parts(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "_MAX_SAMPLES", 3)
+    monkeypatch.setattr(plan_kernel, "_MAX_SAMPLES", 3)
     plan = plan_of(*chain_of(CHAINS["imagenet"]))
     image = image_of((7, 3, 40, 60), torch.uint8)
     out = PlanKernel(plan)(image, Sampler(plan)(7, (40, 60), None), **HOW)

@@ -11,8 +11,9 @@ import torch
 from chains import CHAINS, chain_of, image_of, plan_of
 
 from gpuprefetch.augment.fused import fuse
-from gpuprefetch.augment.kernel import PlanKernel, why_not
+from gpuprefetch.augment.kernel import why_not
 from gpuprefetch.augment.operator import to_unit_range
+from gpuprefetch.augment.plan_kernel import PlanKernel
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.augment.sample import Sampler
 
