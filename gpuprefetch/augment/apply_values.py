@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from gpuprefetch.augment.geometry import is_changed
 from gpuprefetch.augment.values import (
-    ORDERS,
     Blur,
     Erase,
     Grayscale,
@@ -126,7 +125,9 @@ def _jitter(
         for index in adjustments:
             image = _adjust(step, index, columns, pack, image)
         return image.clamp(0, 1)
-    orders = torch.tensor(ORDERS, device=pack.device)[pack[:, columns["order"]].long()]
+    orders = torch.tensor(step.ORDERS, device=pack.device)[
+        pack[:, columns["order"]].long()
+    ]
     for place in range(4):
         due, before = orders[:, place, None, None, None], image
         for index in adjustments:

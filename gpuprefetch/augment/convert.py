@@ -22,7 +22,7 @@ from gpuprefetch.augment.steps import (
     Rotation,
     Step,
 )
-from gpuprefetch.augment.values import ORDERS, Blur, Erase, Jitter
+from gpuprefetch.augment.values import Blur, Erase, Jitter
 
 __all__ = ["from_kornia", "to_kornia"]
 
@@ -81,7 +81,7 @@ def to_kornia(
             params["hue_factor"] = number("hue")
             # One order for the batch; which one does not matter for an empty one.
             index = int(number("order")[0]) if batch else 0
-            params["order"] = torch.tensor(ORDERS[index])
+            params["order"] = torch.tensor(step.ORDERS[index])
         case Erase():
             for name, ours in _ERASE:
                 params[name] = number(ours)
@@ -154,7 +154,7 @@ def from_kornia(
                 put(name, params[f"{name}_factor"])
             if step.is_order_drawn:
                 order = tuple(params["order"].tolist())
-                put("order", torch.tensor(ORDERS.index(order)))
+                put("order", torch.tensor(step.ORDERS.index(order)))
         case Erase():
             for name, ours in _ERASE:
                 put(ours, params[name])

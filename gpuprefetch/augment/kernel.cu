@@ -887,16 +887,29 @@ __device__ void stage(const Geometry& g, const Image& image, Texel* texels, int 
   }
 }
 
+// What was drawn for one sample, in registers, since stores between two reads of memory
+// would make the compiler read anew. What is not used takes none.
+struct Numbers {
+  float pack[PACK_WIDTH + 1];
+};
+__device__ Numbers numbers_of(const Arguments& a, int sample) {
+  Numbers numbers;
+#pragma unroll
+  for (int i = 0; i < PACK_WIDTH; ++i)
+    numbers.pack[i] = a.pack[(long long)(sample)*PACK_WIDTH + i];
+  return numbers;
+}
+
 __device__ void change_pixel(float (&value)[CHUNK], int channel, int x, int y,
                              const float* pack, float mean) {
   Values<CHUNK> v = {value, channel, x, y, mean};
-  PLAN_PIXELS
+  PLAN_PER_PIXEL
 }
 
-__device__ float change_blurred(float value, int channel, int x, int y, const float* pack) {
+__device__ float change_value(float value, int channel, int x, int y, const float* pack) {
   float single[1] = {value};
   Values<1> v = {single, channel, x, y, 0.0f};
-  PLAN_BLURRED
+  PLAN_PER_VALUE
   return single[0];
 }
 
@@ -913,8 +926,8 @@ __device__ Output* output_at(const Arguments& a, int sample, int c, int y, int x
 // on x alone is computed once.
 template <class Reader>
 __device__ void warp_and_store(const Geometry& g, const Reader& source, const Arguments& a,
-                               const float* pack, float mean, int sample, int tile_x,
-                               int tile_y) {
+                               const Numbers& numbers, float mean, int sample,
+                               int tile_x, int tile_y) {
   constexpr int ROWS = THREADS / TILE_X;
   static_assert(HAS_BLUR || THREADS % TILE_X == 0, "a thread keeps its column");
   const int x = tile_x + int(threadIdx.x) % TILE_X;
@@ -924,21 +937,22 @@ __device__ void warp_and_store(const Geometry& g, const Reader& source, const Ar
   for (int y = tile_y + int(threadIdx.x) / TILE_X; y < end; y += ROWS) {
     float value[CHUNK];
     read_pixel(g, source, x, y, value);
-    change_pixel(value, source.channel, x, y, pack, mean);
+    change_pixel(value, source.channel, x, y, numbers.pack, mean);
     Output* out = output_at(a, sample, source.channel, y, x);
     const long long stride =
         IS_CHANNELS_LAST ? 1 : a.out_height * a.out_width;
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c)
       if (CHANNELS % CHUNK == 0 || source.channel + c < CHANNELS)
-        out[c * stride] = to_output(value[c]);
+        out[c * stride] = to_output(change_value(
+            value[c], min(source.channel + c, CHANNELS - 1), x, y, numbers.pack));
   }
 }
 
 // A mean launch: the sum of the grey values of this thread's pixels.
 template <class Reader>
 __device__ float warp_and_sum(const Geometry& g, const Reader& source, const Arguments& a,
-                              const float* pack, int tile_x, int tile_y) {
+                              const Numbers& numbers, int tile_x, int tile_y) {
   const int end_x = min(tile_x + TILE_X, int(a.out_width));
   const int end_y = min(tile_y + TILE_Y, int(a.out_height));
   float sum = 0.0f;
@@ -948,7 +962,7 @@ __device__ float warp_and_sum(const Geometry& g, const Reader& source, const Arg
     if (x >= end_x || y >= end_y) continue;
     float value[CHUNK];
     read_pixel(g, source, x, y, value);
-    change_pixel(value, source.channel, x, y, pack, 0.0f);
+    change_pixel(value, source.channel, x, y, numbers.pack, 0.0f);
     sum += Values<CHUNK>{value, source.channel, x, y, 0.0f}.grey();
   }
   return sum;
@@ -964,7 +978,7 @@ __device__ float sum_every(int n, const float* numbers, int first, int count) {
 // With a blur: the tile and its margin go to shared memory, one plane per channel.
 template <class Reader>
 __device__ void warp(const Geometry& g, const Reader& source, const Arguments& a,
-                     const float* pack, float mean, int tile_x, int tile_y,
+                     const Numbers& numbers, float mean, int tile_x, int tile_y,
                      float* planes) {
   const int width = int(a.out_width), height = int(a.out_height);
 #pragma unroll 1
@@ -981,7 +995,7 @@ __device__ void warp(const Geometry& g, const Reader& source, const Arguments& a
       y = min(max(wrap(y, height), g.top), g.bottom);
     }
     read_pixel(g, source, x, y, value);
-    change_pixel(value, source.channel, x, y, pack, mean);
+    change_pixel(value, source.channel, x, y, numbers.pack, mean);
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c)
       planes[c * PLANE + row * ROW + column] = is_black ? 0.0f : value[c];
@@ -1042,7 +1056,7 @@ __device__ void blur(const Geometry& g, const float* planes, const Arguments& a,
       float value[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q)
-        value[q] = change_blurred(sum[done][q], here, x + q, y0 + done, pack);
+        value[q] = change_value(sum[done][q], here, x + q, y0 + done, pack);
       Output* out = output_at(a, sample, here, y0 + done, x);
       if (is_whole) {
         store_quad(out, value);
@@ -1094,7 +1108,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
   const int sample = blockIdx.z;
   const int channel = int(blockIdx.y) % CHUNKS * CHUNK;
   const int tile_x = int(blockIdx.x) * TILE_X, tile_y = int(blockIdx.y) / CHUNKS * TILE_Y;
-  const float* numbers = a.pack + (long long)(sample) * PACK_WIDTH;
 
   PHASE {
     const int t = threadIdx.x;
@@ -1127,6 +1140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
     PHASE {
       const Direct direct = {g, channel, image_of(a, sample)};
       const Staged staged = {g, channel, texels};
+      const Numbers numbers = numbers_of(a, sample);
       sums[threadIdx.x] = STAGE_TEXELS > 0 && g.is_staged
                               ? warp_and_sum(g, staged, a, numbers, tile_x, tile_y)
                               : warp_and_sum(g, direct, a, numbers, tile_x, tile_y);
@@ -1147,6 +1161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
   PHASE {
     const Direct direct = {g, channel, image_of(a, sample)};
     const Staged staged = {g, channel, texels};
+    const Numbers numbers = numbers_of(a, sample);
     if constexpr (HAS_BLUR) {
       if (STAGE_TEXELS > 0 && g.is_staged)
         warp(g, staged, a, numbers, mean, tile_x, tile_y, planes);

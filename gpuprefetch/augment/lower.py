@@ -113,7 +113,7 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
         (blur.kernel_size[0] // 2, blur.kernel_size[1] // 2) if blur else (0, 0)
     )
     values = ValueLowering(variant.channels)
-    pixels, blurred = values.lower(steps, layout, 1.0 / low.unit)
+    per_pixel, per_value = values.lower(steps, layout, 1.0 / low.unit)
     has_mean = not launch.is_mean and mean_launch(plan, launch) is not None
     fills = low.fills or [(0.0,) * variant.channels]
     staged_fill = fills[low.padding_fill] if low.padding == "MARGIN_CONSTANT" else ()
@@ -152,8 +152,8 @@ def write_header(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> st
         "PLAN_POINT_BIAS": table(values.biases, variant.channels),
         "PLAN_FILLS": table(fills, variant.channels),
         "PLAN_STEPS": " ".join(low.calls),
-        "PLAN_PIXELS": pixels,
-        "PLAN_BLURRED": blurred,
+        "PLAN_PER_PIXEL": per_pixel,
+        "PLAN_PER_VALUE": per_value,
     }
     return "".join(f"#define {name} {value}\n" for name, value in defines.items())
 

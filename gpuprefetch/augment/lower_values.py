@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprefetch.augment.steps import Step
+from gpuprefetch.augment.steps import Geometric, Step
 from gpuprefetch.augment.values import (
     Blur,
     Erase,
@@ -33,7 +33,7 @@ class ValueLowering:
     def lower(
         self, steps: Sequence[Step], layout: Sequence[Mapping[str, int]], unit: float
     ) -> tuple[str, str]:
-        """The calls for whole pixels, and for one channel of a blurred pixel.
+        """The calls for whole pixels, and for one value at a time before the store.
 
         Args:
             steps: Of one launch; geometry is passed over.
@@ -44,13 +44,18 @@ class ValueLowering:
             TransformError: The number of channels does not fit a step.
         """
         pairs = list(zip(steps, layout, strict=True))
-        blurs = [i for i, step in enumerate(steps) if isinstance(step, Blur)]
-        first = blurs[0] if blurs else len(pairs)
-        pixels = [pair for pair in pairs[:first] if _changes_values(pair[0])]
+        # Behind the last step that is in the way of taking one channel alone.
+        behind = 0
+        for index, step in enumerate(steps):
+            if not isinstance(step, Pointwise | Erase):
+                behind = index + 1
+        pixels = [
+            pair for pair in pairs[:behind] if not isinstance(pair[0], Geometric | Blur)
+        ]
         # The source's units go with the first values that are changed.
-        if pixels or not blurs:
-            return self._calls(pixels, unit), self._calls(pairs[first + 1 :], 1.0)
-        return "", self._calls(pairs[first + 1 :], unit)
+        if pixels:
+            return self._calls(pixels, unit), self._calls(pairs[behind:], 1.0)
+        return "", self._calls(pairs[behind:], unit)
 
     def _calls(self, steps: _Steps, unit: float) -> str:
         """Neighbours that always multiply are made one, and so is the unit."""
@@ -99,10 +104,6 @@ class ValueLowering:
                 return [f"v.erase({numbers});"]
             case _:
                 raise AssertionError(step)
-
-
-def _changes_values(step: Step) -> bool:
-    return isinstance(step, Pointwise | Jitter | Grayscale | Erase)
 
 
 def _jitter(step: Jitter, columns: Mapping[str, int], channels: int) -> str:

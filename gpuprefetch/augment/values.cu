@@ -1,14 +1,14 @@
 // The steps that make a pixel from itself: normalization, jitter, grayscale, erasing.
 //
-// Included by kernel.cu. lower_values.py writes the calls: PLAN_PIXELS for a whole pixel
-// before the blur (or before the store, where there is none), PLAN_BLURRED for one channel
-// of a blurred pixel. The formulas are explained in apply_values.py.
+// Included by kernel.cu. lower_values.py writes the calls: PLAN_PER_PIXEL takes all
+// channels, before the blur if there is one; PLAN_PER_VALUE follows at the store and takes
+// one at a time. The formulas are explained in apply_values.py.
 
 enum Adjustment { BRIGHTNESS = 1, CONTRAST, SATURATION, HUE };  // digits of an order
 
-// The orders of ORDERS in values.py, the first adjustment in the lowest digit.
+// The orders of Jitter.ORDERS in values.py, the first adjustment in the lowest digit.
 __device__ int order_of(float index) {
-  constexpr int orders[] = {
+  static constexpr int orders[] = {
       0x4321, 0x3421, 0x4231, 0x2431, 0x3241, 0x2341, 0x4312, 0x3412,
       0x4132, 0x1432, 0x3142, 0x1342, 0x4213, 0x2413, 0x4123, 0x1423,
       0x2143, 0x1243, 0x3214, 0x2314, 0x3124, 0x1324, 0x2134, 0x1234,
@@ -32,7 +32,7 @@ struct Values {
   __device__ void scale() {
 #pragma unroll
     for (int c = 0; c < N; ++c) {
-      const int here = min(channel + c, CHANNELS - 1);
+      const int here = CHANNELS % N == 0 ? channel + c : min(channel + c, CHANNELS - 1);
       value[c] = fmaf(value[c], POINT_SCALE[POINT][here], POINT_BIAS[POINT][here]);
     }
   }

@@ -9,26 +9,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from gpuprefetch.augment.column import Column, Size, skip_column
 from gpuprefetch.errors import TransformError
 
 __all__ = [
-    "ORDERS",
     "Blur",
     "Erase",
     "Grayscale",
     "Jitter",
-    "PointStep",
     "Pointwise",
     "ValueStep",
     "luma_of",
     "per_channel",
 ]
-
-ORDERS = tuple(itertools.permutations(range(4)))
-"""In which order a jitter adjusts brightness (0), contrast, saturation and hue (3)."""
 
 _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 
@@ -107,9 +102,12 @@ class Jitter:
     ColorJitter: brightness multiplies; contrast blends with the image's mean grey,
     saturation with the pixel's grey."""
     order: tuple[int, ...] | None = None
-    """Which adjustments, in which order; None: all, in an order drawn per batch."""
+    """Which adjustments, in which order: brightness (0), contrast, saturation and hue
+    (3). None: all, in an order drawn per batch."""
     p: float = 1.0
     same_on_batch: bool = False
+    ORDERS: ClassVar = tuple(itertools.permutations(range(4)))
+    """The orders that can be drawn."""
 
     def output_size(self, size: Size) -> Size:
         """Unchanged."""
@@ -118,7 +116,7 @@ class Jitter:
     @property
     def adjustments(self) -> tuple[int, ...]:
         """Which of the four are made, in a fixed order if there is one."""
-        order = ORDERS[0] if self.order is None else self.order
+        order = self.ORDERS[0] if self.order is None else self.order
         return tuple(index for index in order if self._ranges[index] is not None)
 
     @property
@@ -139,7 +137,7 @@ class Jitter:
             if span is not None and index in self.adjustments
         ]
         if self.is_order_drawn:
-            last = float(len(ORDERS))
+            last = float(len(self.ORDERS))
             drawn.insert(0, Column("order", 0.0, last, is_whole=True, is_shared=True))
         return (*drawn, *skip_column(self.p, is_shared=self.same_on_batch))
 
@@ -235,8 +233,5 @@ class Erase:
         )
 
 
-PointStep: TypeAlias = Pointwise | Jitter | Grayscale | Erase
-"""Steps that make each pixel from itself."""
-
-ValueStep: TypeAlias = Blur | PointStep
+ValueStep: TypeAlias = Blur | Pointwise | Jitter | Grayscale | Erase
 """Steps that leave the pixels in their places."""
