@@ -1,17 +1,19 @@
 """How are the numbers of one batch drawn?
 
-All of them come from one ``torch.rand`` of the caller's generator, scaled in one
+All of them come from one ``torch.rand`` of the batch's generator, scaled in one
 operation and rounded down in another where they are whole. The distributions are
 Kornia's: see ``kornia.augmentation.random_generator``. Windows need more arithmetic,
 and RandomResizedCrop more draws, because it takes the first of ten that fits.
 
 The arithmetic is numpy's, on torch's memory: for a few hundred numbers its operations
-cost the host a third of torch's, and never wake a pool of threads.
+cost the host a third of torch's, and never wake a pool of threads. It is done for
+several batches at once where their seeds are known; how many does not change a number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +30,10 @@ from gpuprefetch.errors import ImageSizeError
 __all__ = ["Sampler"]
 
 _TRIES = 10  # Windows that RandomResizedCrop draws before it takes the middle one.
-_PER_WINDOW = 4  # Area and aspect ratio (of the first try); the place.
+_PLACE = 2  # Numbers for the place of a window.
+_SHAPE = 2  # And for one try at its area and aspect ratio.
+
+_MOST_RECIPES = 64  # Sizes of batches remembered per plan; a few kilobytes each.
 
 # A float32 product of u < 1 may round up to the whole span. Shrunk by this, it does not
 # reach the next whole number for any span below 2^19.
@@ -47,25 +52,34 @@ class _Windows:
     size: Size
     """Of the image that gets there."""
 
+    @property
+    def draws(self) -> int:
+        """Uniform numbers per sample."""
+        tries = 1 if isinstance(self.step, Erase) else _TRIES
+        return _PLACE + _SHAPE * tries
+
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What does not change from batch to batch for images of one size."""
+    """What does not change from batch to batch of one size."""
 
     low: _Floats
     span: _Floats
-    """Both (n,): a column's values are ``low + u * span``."""
+    """Both (B, n): a column's values are ``low + u * span``. Spread over the batch:
+    numpy's operations on equal shapes take a third of the time."""
     shared: npt.NDArray[np.intp] | None
     """Columns whose number the whole batch shares; None: no such."""
     windows: tuple[_Windows, ...]
+    draws: int
+    """Uniform numbers per batch: those of the pack, then those of each window."""
 
 
 class Sampler:
-    """Draws the pack of a plan: (B, n), float32, in host memory, the caller's own."""
+    """Draws packs of a plan: (B, n), float32, in host memory, the caller's own."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._recipes: dict[Size, _Recipe] = {}
+        self._recipes: dict[tuple[int, Size], _Recipe] = {}
 
     def __call__(
         self,
@@ -88,34 +102,83 @@ class Sampler:
         Raises:
             ImageSizeError: A crop is larger than the image that reaches it.
         """
-        recipe = self._recipes.get(size)
-        if recipe is None:
-            recipe = self._recipes[size] = _make_recipe(self.plan, size)
-        width, whole = self.plan.width, self.plan.whole
-        end = batch * width
-        drawn = torch.rand(
-            end + batch * _PER_WINDOW * len(recipe.windows),
-            generator=generator,
+        recipe = self._recipe(batch, size)
+        uniform = torch.rand(
+            recipe.draws, generator=generator, dtype=torch.float32, device="cpu"
+        )
+        return self._scale(uniform[None], recipe, is_pinned=is_pinned)[0]
+
+    def draw_many(
+        self,
+        seeds: Sequence[int],
+        batch: int,
+        size: Size,
+        generator: torch.Generator,
+        *,
+        is_pinned: bool = False,
+    ) -> Tensor:
+        """Draw for several batches of one size, each from its own seed.
+
+        Args:
+            seeds: In [0, 2**63), one per batch.
+            batch: How many images each has.
+            size: Their height and width.
+            generator: On the CPU; seeded anew for each batch.
+            is_pinned: As for one batch.
+
+        Returns:
+            (len(seeds), B, n), float32: for each batch what ``__call__`` gives with
+            ``generator.manual_seed(seed)``.
+
+        Raises:
+            ImageSizeError: A crop is larger than the image that reaches it.
+        """
+        recipe = self._recipe(batch, size)
+        uniform = torch.empty(
+            (len(seeds), recipe.draws), dtype=torch.float32, device="cpu"
+        )
+        for row, seed in zip(uniform.unbind(), seeds, strict=True):
+            torch.rand(recipe.draws, generator=generator.manual_seed(seed), out=row)
+        return self._scale(uniform, recipe, is_pinned=is_pinned)
+
+    def _scale(self, uniform: Tensor, recipe: _Recipe, *, is_pinned: bool) -> Tensor:
+        """Turn uniform numbers, (K, draws), into packs, (K, B, n)."""
+        batch, width, whole = *recipe.low.shape, self.plan.whole
+        many = len(uniform)
+        packs = torch.empty(
+            (many, batch, width),
             dtype=torch.float32,
             device="cpu",
             pin_memory=is_pinned,
         )
-        flat = drawn.numpy()
-        pack = flat[:end].reshape(batch, width)
+        out, u = packs.numpy(), uniform.numpy()
+        mine = u[:, : batch * width].reshape(many, batch, width)
         if recipe.shared is not None and batch:
-            pack[:, recipe.shared] = pack[0, recipe.shared]
-        pack *= recipe.span
-        pack += recipe.low
+            mine[:, :, recipe.shared] = mine[:, :1, recipe.shared]
+        np.multiply(mine, recipe.span, out=out)
+        out += recipe.low
         if whole:
-            np.floor(pack[:, :whole], out=pack[:, :whole])
+            np.floor(out[:, :, :whole], out=out[:, :, :whole])
+        end = batch * width
         for windows in recipe.windows:
-            start, end = end, end + batch * _PER_WINDOW
-            u = flat[start:end].reshape(_PER_WINDOW, batch)
-            _place_windows(windows, u, pack, generator)
-        return drawn[: batch * width].view(batch, width)
+            start, end = end, end + batch * windows.draws
+            if batch:
+                drawn = u[:, start:end].reshape(many, windows.draws, batch)
+                _place_windows(windows, drawn, out)
+        return packs
+
+    def _recipe(self, batch: int, size: Size) -> _Recipe:
+        try:
+            return self._recipes[batch, size]
+        except KeyError:
+            pass
+        if len(self._recipes) >= _MOST_RECIPES:
+            self._recipes.clear()
+        recipe = self._recipes[batch, size] = _make_recipe(self.plan, batch, size)
+        return recipe
 
 
-def _make_recipe(plan: Plan, size: Size) -> _Recipe:
+def _make_recipe(plan: Plan, batch: int, size: Size) -> _Recipe:
     columns = plan.columns(size)
     windows = []
     for step, layout, before in plan.walk(size):
@@ -131,11 +194,16 @@ def _make_recipe(plan: Plan, size: Size) -> _Recipe:
         for column in columns
     ]
     return _Recipe(
-        low=np.array([column.low for column in columns], dtype=np.float32),
-        span=np.array(spans, dtype=np.float32),
+        low=_spread([column.low for column in columns], batch),
+        span=_spread(spans, batch),
         shared=np.array(shared) if shared else None,
         windows=tuple(windows),
+        draws=batch * (plan.width + sum(one.draws for one in windows)),
     )
+
+
+def _spread(row: Sequence[float], batch: int) -> _Floats:
+    return np.array([row], dtype=np.float32).repeat(batch, axis=0)
 
 
 def _require_room(name: str, window: Size, canvas: Size) -> None:
@@ -147,34 +215,28 @@ def _require_room(name: str, window: Size, canvas: Size) -> None:
         )
 
 
-def _place_windows(
-    windows: _Windows, u: _Floats, pack: _Floats, generator: torch.Generator | None
-) -> None:
+def _place_windows(windows: _Windows, u: _Floats, packs: _Floats) -> None:
     """Choose each sample's window, and put it at a random place.
 
     Args:
         windows: What to draw.
-        u: (_PER_WINDOW, B), uniform in [0, 1).
-        pack: Gets left, top, width and height.
-        generator: For samples whose first candidate does not fit, often one in ten.
+        u: (K, draws, B), uniform in [0, 1).
+        packs: (K, B, n); gets left, top, width and height.
     """
     step, (high, wide), column = windows.step, windows.size, windows.column
-    if not u.shape[1]:
-        return
     if step.same_on_batch:
-        u = u[:, :1]
+        u = u[:, :, :1]
+    place_x, place_y, shapes = u[:, 0], u[:, 1], u[:, _PLACE:]
     if isinstance(step, Erase):
-        width, height = _rectangles(step, windows.size, u[0], u[1])
+        width, height = _rectangles(step, windows.size, shapes[:, 0], shapes[:, 1])
     else:
-        width, height = _first_that_fit(step, windows.size, u, generator)
-    left, top = (
-        np.floor((wide + 1 - width) * u[2]),
-        np.floor((high + 1 - height) * u[3]),
-    )
-    pack[:, column] = np.minimum(left, wide - width)
-    pack[:, column + 1] = np.minimum(top, high - height)
-    pack[:, column + 2] = width
-    pack[:, column + 3] = height
+        width, height = _first_that_fit(step, windows.size, shapes)
+    left = np.floor((wide + 1 - width) * place_x)
+    top = np.floor((high + 1 - height) * place_y)
+    packs[:, :, column] = np.minimum(left, wide - width)
+    packs[:, :, column + 1] = np.minimum(top, high - height)
+    packs[:, :, column + 2] = width
+    packs[:, :, column + 3] = height
 
 
 def _rectangles(
@@ -199,12 +261,32 @@ def _rectangles(
 
 
 def _first_that_fit(
-    step: ResizedCrop, size: Size, u: _Floats, generator: torch.Generator | None
+    step: ResizedCrop, size: Size, u: _Floats
 ) -> tuple[_Floats, _Floats]:
-    width, height, fits = _candidates(step, size, u[0], u[1])
-    if not fits.all():
-        rest = np.flatnonzero(~fits)
-        width[rest], height[rest] = _try_again(step, size, len(rest), generator)
+    """Widths and heights of the first candidate of each sample that fits.
+
+    Failing all, it is no draw: the largest central window, which always fits
+    (``ResizedCropGenerator.forward``). The other nine are computed only for those
+    samples whose first does not fit, often one in ten.
+
+    Args:
+        step: What to draw.
+        size: Of the image.
+        u: (K, 20, B), uniform in [0, 1): area and aspect ratio of each try in turn.
+    """
+    width, height, fits = _candidates(step, size, u[:, 0], u[:, 1])
+    if fits.all():
+        return width, height
+    batches, samples = np.nonzero(~fits)
+    others = u[batches, :, samples]  # (failed, 20)
+    more_width, more_height, fits = _candidates(
+        step, size, others[:, 2::2], others[:, 3::2]
+    )
+    first = np.arange(len(others)), fits.argmax(1)
+    last_width, last_height = _largest_window(step.ratio, size)
+    has_one = fits[first]
+    width[batches, samples] = np.where(has_one, more_width[first], last_width)
+    height[batches, samples] = np.where(has_one, more_height[first], last_height)
     return width, height
 
 
@@ -224,25 +306,6 @@ def _candidates(
     width, height = np.rint(roots * stretch), np.rint(roots / stretch)
     # An area of at least 0 gives sides of at least 0; a product of 0 is no window.
     return width, height, (width <= wide) & (height <= high) & (width * height > 0)
-
-
-def _try_again(
-    step: ResizedCrop, size: Size, count: int, generator: torch.Generator | None
-) -> tuple[_Floats, _Floats]:
-    """The other nine candidates of some samples; failing those, the middle one.
-
-    That one is no draw: the largest central window, which always fits
-    (``ResizedCropGenerator.forward``).
-    """
-    shape = (2, _TRIES - 1, count)
-    u = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
-    width, height, fits = _candidates(step, size, *u.numpy())
-    first = fits.argmax(0), np.arange(count)
-    last_width, last_height = _largest_window(step.ratio, size)
-    return (
-        np.where(fits[first], width[first], np.float32(last_width)),
-        np.where(fits[first], height[first], np.float32(last_height)),
-    )
 
 
 def _largest_window(ratio: tuple[float, float], size: Size) -> tuple[int, int]:
