@@ -40,7 +40,8 @@ _LAYERS = [
 # The same within `augment`, from the top down.
 _AUGMENT_LAYERS = [
     ["__init__", "seeded"],
-    ["kornia_adapter", "fused", "graphed"],
+    ["fused", "graphed"],
+    ["whole"],
     ["eligible", "segments"],
     ["labels", "operator", "parameters"],
     ["reference", "kernel", "sample", "convert", "kornia_plan"],
@@ -48,7 +49,7 @@ _AUGMENT_LAYERS = [
     ["reading", "geometry", "lower"],
     ["variant"],
     ["plan"],
-    ["steps"],
+    ["steps", "kornia_adapter"],
 ]
 
 # Packages that one file alone may import.

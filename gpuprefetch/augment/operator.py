@@ -93,10 +93,11 @@ def augment(
         call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
         if call is not None:
             return call(image, pack)
+    # Without gradients on any device: the kernel has none.
     return cast(
         Tensor,
         torch.ops.gpuprefetch.augment(
-            image, pack, plan, dtype, is_channels_last, resampling, outside
+            image.detach(), pack, plan, dtype, is_channels_last, resampling, outside
         ),
     )
 

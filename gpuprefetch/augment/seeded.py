@@ -38,9 +38,7 @@ def adapt_kornia(module: nn.Module) -> FusedTransform | KorniaTransform:
     kornia = KorniaTransform(module)
     if why_whole(kornia.module):
         return kornia
-    fused = FusedAugmentation(
-        kornia.module, None, torch.contiguous_format, "chained", "zeros"
-    )
+    fused = FusedAugmentation(kornia, None, torch.contiguous_format, "chained", "zeros")
     return FusedTransform(fused, kornia)
 
 
@@ -65,7 +63,7 @@ class FusedTransform:
         if self._kornia is not None:
             if self._takes_kornia(self._kornia, inputs):
                 return self._kornia.apply_seeded(inputs, seed)
-        else:
+        elif not self._fused.runs_as_is:
             check_image(inputs[0])
         if self._fused.is_fused:
             self._generator.manual_seed(seed)
@@ -73,24 +71,17 @@ class FusedTransform:
                 # The same draws; Kornia's own operations take a half to a quarter of
                 # the time there that the plan takes in torch's.
                 drawn = self._fused.sample(inputs[0].shape, self._generator)
-                return self._kornia.apply_drawn(inputs[0], self._fused.to_kornia(drawn))
+                return self._kornia.apply_drawn(inputs, self._fused.to_kornia(drawn))
+            return self._run(inputs, self._generator)
+        if self._fused.runs_as_is:
+            self._generator.manual_seed(seed)
             return self._run(inputs, self._generator)
         with generators_seeded(seed, inputs[0].device), default_device_cpu():
             return self._run(inputs, None)
 
-    def _run(
-        self, inputs: tuple[Any, ...], generator: torch.Generator | None
-    ) -> Tensor | tuple[Any, ...]:
-        if len(inputs) == 1:
-            image: Tensor = self._fused(inputs[0], generator=generator)
-            return image
-        # A bool mask goes through as uint8: padding and indexing take numbers only.
-        numbers = (x.to(torch.uint8) if _is_bool(x) else x for x in inputs)
-        results = self._fused(*numbers, generator=generator)
-        return tuple(
-            new.to(torch.bool) if _is_bool(old) else new
-            for new, old in zip(results, inputs, strict=True)
-        )
+    def _run(self, inputs: tuple[Any, ...], generator: torch.Generator | None) -> Any:
+        results = self._fused(*inputs, generator=generator)
+        return tuple(results) if isinstance(results, list) else results
 
     def _takes_kornia(self, kornia: KorniaTransform, inputs: tuple[Any, ...]) -> bool:
         """Whether a batch is one of those rare ones that Kornia knows and we do not."""
@@ -116,10 +107,6 @@ def _is_for_cpu(inputs: tuple[Any, ...]) -> bool:
     """Whether a batch of images, without labels, is augmented on the CPU."""
     image = inputs[0]
     return len(inputs) == 1 and image.is_cpu and image.numel() > 0
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype is torch.bool
 
 
 def _is_label(key: str, label: Any, image: Tensor) -> bool:
