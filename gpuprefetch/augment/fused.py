@@ -38,6 +38,7 @@ from gpuprefetch.augment.segments import (
     split_packs,
 )
 from gpuprefetch.augment.steps import Size
+from gpuprefetch.augment.variant import How
 from gpuprefetch.augment.whole import run_whole
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
 
@@ -270,15 +271,11 @@ class FusedAugmentation(nn.Module):
             pack = pack.to(image.device, non_blocking=True)
         else:
             pack = piece.sampler(batch, (height, width), generator).to(image.device)
-        return augment(
-            image,
-            pack,
-            piece.key,
-            dtype=self._dtype_for(image),
-            is_channels_last=self.is_channels_last,
-            resampling=self.resampling,
-            outside=self.outside,
-        )
+        return augment(image, pack, piece.key, self._how(self._dtype_for(image)))
+
+    def _how(self, dtype: torch.dtype, *, is_last: bool = True) -> How:
+        is_channels_last = self.is_channels_last and is_last
+        return How(dtype, is_channels_last, self.resampling, self.outside)
 
     def _dtype_for(self, image: Tensor) -> torch.dtype:
         if self.dtype is not None:
@@ -327,15 +324,8 @@ class FusedAugmentation(nn.Module):
                 floats = to_unit_range(image)
                 image = run_kept(segment.members[0].module, floats, drawn)
             else:
-                image = augment(
-                    image,
-                    drawn,
-                    segment.key,
-                    dtype=dtype if is_last else torch.float32,
-                    is_channels_last=self.is_channels_last and is_last,
-                    resampling=self.resampling,
-                    outside=self.outside,
-                )
+                how = self._how(dtype if is_last else torch.float32, is_last=is_last)
+                image = augment(image, drawn, segment.key, how)
         if segments[-1].plan is None:
             image = image.to(dtype, memory_format=self.memory_format)
         return image
