@@ -31,6 +31,7 @@ from benchmarks.pipelines import Pair
 from gpuprefetch import workloads
 from gpuprefetch.augment.fused import FusedAugmentation, fuse
 from gpuprefetch.augment.operator import augment
+from gpuprefetch.augment.variant import How
 
 _MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -242,16 +243,15 @@ def _launching(
         for _ in images
     ]
 
+    how = How(
+        fused.dtype or torch.float32,
+        fused.is_channels_last,
+        fused.resampling,
+        fused.outside,
+    )
+
     def launch(index: int) -> torch.Tensor:
-        return augment(
-            images[index],
-            packs[index],
-            piece.key,
-            dtype=fused.dtype or torch.float32,
-            is_channels_last=fused.memory_format is torch.channels_last,
-            resampling=fused.resampling,
-            outside=fused.outside,
-        )
+        return augment(images[index], packs[index], piece.key, how)
 
     return launch
 

@@ -43,7 +43,7 @@ from gpuprefetch.augment.steps import (
     Rotation,
 )
 from gpuprefetch.augment.values import Blur, Pointwise
-from gpuprefetch.augment.variant import Tile
+from gpuprefetch.augment.variant import How, Tile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -85,14 +85,7 @@ TILES = {
 def call(
     kernel: PlanKernel, image: torch.Tensor, pack: torch.Tensor, **over: Any
 ) -> torch.Tensor:
-    settings: dict[str, Any] = {
-        "dtype": torch.float32,
-        "is_channels_last": False,
-        "resampling": "chained",
-        "outside": "zeros",
-        **over,
-    }
-    return kernel(image, pack, **settings)
+    return kernel(image, pack, How(**{"dtype": torch.float32, **over}))
 
 
 def random_image(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

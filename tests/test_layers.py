@@ -40,15 +40,16 @@ _LAYERS = [
 # The same within `augment`, from the top down.
 _AUGMENT_LAYERS = [
     ["__init__", "seeded"],
-    ["kornia_adapter", "fused", "graphed"],
+    ["fused", "graphed"],
+    ["whole"],
     ["eligible", "segments"],
-    ["labels", "operator", "parameters"],
+    ["ahead", "labels", "operator", "parameters"],
     ["reference", "plan_kernel", "sample", "convert", "kornia_plan"],
     ["single", "tile", "kernel", "apply_values", "kornia_read"],
     ["reading", "geometry", "lower"],
     ["variant", "launches", "lower_values"],
     ["plan"],
-    ["steps"],
+    ["steps", "kornia_adapter"],
     ["values"],
     ["column"],
 ]

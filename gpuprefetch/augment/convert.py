@@ -23,6 +23,7 @@ from gpuprefetch.augment.steps import (
     Step,
 )
 from gpuprefetch.augment.values import Blur, Erase, Jitter
+from gpuprefetch.errors import TransformError
 
 __all__ = ["from_kornia", "to_kornia"]
 
@@ -122,13 +123,28 @@ def _corners(
 
 
 def from_kornia(
-    step: Step, columns: Mapping[str, int], params: Mapping[str, Tensor], pack: Tensor
+    step: Step,
+    columns: Mapping[str, int],
+    params: Mapping[str, Tensor],
+    pack: Tensor,
+    size: Size,
 ) -> None:
-    """Write one member's parameters into its columns of the pack."""
+    """Write one member's parameters into its columns of the pack.
+
+    Raises:
+        TransformError: They are for another number of images, or a window lies outside
+            the image, which is of this size.
+    """
 
     def put(name: str, values: Tensor) -> None:
-        if name in columns:
-            pack[:, columns[name]] = values.to(pack)
+        if name not in columns:
+            return
+        if len(values) != len(pack):
+            raise TransformError(
+                f"the parameters of {step.name} are for {len(values)} images, these "
+                f"are {len(pack)}."
+            )
+        pack[:, columns[name]] = values.to(pack)
 
     if "batch_prob" in params:
         put("skip", (params["batch_prob"].cpu() <= 0.5).to(torch.float32))
@@ -139,6 +155,9 @@ def from_kornia(
             put("top", box[:, 0, 1])
             put("width", box[:, 2, 0] - box[:, 0, 0] + 1)
             put("height", box[:, 2, 1] - box[:, 0, 1] + 1)
+            _require_inside(
+                step, box, step.canvas(size) if isinstance(step, Crop) else size
+            )
         case Rotation():
             put("degrees", params["degrees"])
         case Affine():
@@ -154,7 +173,20 @@ def from_kornia(
                 put(name, params[f"{name}_factor"])
             if step.is_order_drawn:
                 order = tuple(params["order"].tolist())
-                put("order", torch.tensor(step.ORDERS.index(order)))
+                one = torch.tensor(step.ORDERS.index(order))
+                put("order", one.expand(len(pack)))
         case Erase():
             for name, ours in _ERASE:
                 put(ours, params[name])
+
+
+def _require_inside(step: Crop | ResizedCrop, box: Tensor, size: Size) -> None:
+    """The kernel reads what a window covers, without looking where the image ends."""
+    low, high = box[:, 0], box[:, 2]
+    if isinstance(step, Crop):  # Its window has a fixed size, whatever the box says.
+        high = low + low.new_tensor([step.size[1] - 1, step.size[0] - 1])
+    if bool((low < 0).any()) or bool((high >= high.new_tensor(size[::-1])).any()):
+        raise TransformError(
+            f"a window in the parameters of {step.name} lies outside the image, which "
+            f"is {size[0]} x {size[1]} (height x width) there."
+        )

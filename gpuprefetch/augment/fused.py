@@ -8,24 +8,18 @@ pinned copy and enqueues the work; neither waits for the device.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from gpuprefetch.augment.column import Size
-from gpuprefetch.augment.eligible import describe_members
+from gpuprefetch.augment.eligible import data_keys_of, describe_members, why_one_piece
 from gpuprefetch.augment.kornia_plan import Member, is_kornia_module, read_members
-from gpuprefetch.augment.labels import (
-    LABELS,
-    changes_labels,
-    mask_settings_reason,
-    move_labels,
-)
-from gpuprefetch.augment.launches import count_launches, explain_steps
+from gpuprefetch.augment.labels import move_labels
+from gpuprefetch.augment.launches import count_launches
 from gpuprefetch.augment.operator import augment, register, to_unit_range
 from gpuprefetch.augment.parameters import (
     Parameters,
@@ -35,8 +29,24 @@ from gpuprefetch.augment.parameters import (
     ship,
 )
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
-from gpuprefetch.augment.segments import Segment, cut, draw_kept, run_kept, split_packs
+from gpuprefetch.augment.segments import (
+    Segment,
+    as_batch,
+    check_size,
+    cut,
+    describe_segment,
+    draw_for,
+    draw_segment,
+    in_order,
+    run_kept,
+    split_packs,
+)
+from gpuprefetch.augment.variant import How
+from gpuprefetch.augment.whole import run_whole
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
+
+if TYPE_CHECKING:
+    from gpuprefetch.augment.kornia_adapter import KorniaTransform
 
 __all__ = ["FusedAugmentation", "fuse"]
 
@@ -80,8 +90,11 @@ def fuse(
     )
     _require("resampling", resampling, ("chained", "single"))
     _require("outside", outside, ("zeros", "extend"))
+    # Imports Kornia, which whoever has a module of its has imported already.
+    from gpuprefetch.augment.kornia_adapter import KorniaTransform
+
     return FusedAugmentation(
-        copy.deepcopy(module), dtype, memory_format, resampling, outside
+        KorniaTransform(module), dtype, memory_format, resampling, outside
     )
 
 
@@ -96,7 +109,7 @@ class FusedAugmentation(nn.Module):
 
     def __init__(
         self,
-        module: nn.Module,
+        kornia: KorniaTransform,
         dtype: torch.dtype | None,
         memory_format: torch.memory_format,
         resampling: Resampling,
@@ -104,26 +117,30 @@ class FusedAugmentation(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        self.memory_format = memory_format
+        # Not the format itself, which torch.save() cannot pickle.
+        self.is_channels_last = memory_format is torch.channels_last
         self.resampling: Resampling = resampling
         self.outside: Outside = outside
-        self.members = read_members(module)
-        self.data_keys = _read_data_keys(module)
-        reason = ""
-        if len(self.data_keys) > 1:
-            reason = mask_settings_reason(module)
-            if any(m.step is None and changes_labels(m.module) for m in self.members):
-                reason = "labels follow it through members that have no fused step"
+        # By the images' dtype. Building one anew costs the host half a microsecond.
+        self._hows: dict[torch.dtype, How] = {}
+        self.members = read_members(kornia.module)
+        self.data_keys = data_keys_of(kornia.module)
+        reason = why_one_piece(kornia.module, self.members)
         self.runs_as_is = bool(reason)
         if self.runs_as_is:
-            self.members = (Member("", module, None, reason),)
+            self.members = (Member("", kornia.module, None, reason),)
         # Not a submodule: .to(), .train() and state_dict() of a model must not reach
         # the user's chain, whose samplers belong on the CPU.
-        object.__setattr__(self, "_chain", module)
+        object.__setattr__(self, "_kornia", kornia)
         segments = cut(self.members)
         object.__setattr__(self, "_segments", segments)
         is_one = len(segments) == 1 and segments[0].plan is not None
         object.__setattr__(self, "_only", segments[0] if is_one else None)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Of the images returned."""
+        return torch.channels_last if self.is_channels_last else torch.contiguous_format
 
     # Parameters #
 
@@ -142,47 +159,45 @@ class FusedAugmentation(nn.Module):
         Raises:
             ImageSizeError: A crop is larger than the image.
         """
-        return self._sample(shape, generator)
-
-    def _sample(
-        self,
-        shape: Sequence[int],
-        generator: torch.Generator | None,
-        *,
-        is_pinned: bool = False,
-    ) -> Parameters:
         batch, channels, height, width = (1, *shape)[-4:] if len(shape) == 3 else shape
         size: Size = (height, width)
         packs: list[Tensor] = []
         kept: list[Any] = []
         sizes: list[Size] = [size]
-        segments = self._pieces()
-        for segment in segments:
-            if segment.sampler is not None and segment.plan is not None:
-                draw_pinned = is_pinned and len(segments) == 1
-                packs.append(
-                    segment.sampler(batch, size, generator, is_pinned=draw_pinned)
-                )
-                size = segment.plan.output_size(size)
-            else:
-                draw, size = draw_kept(
-                    segment.members[0].module, (batch, channels, *size), generator
-                )
-                kept.append(draw)
+        for segment in self._pieces():
+            shape = (batch, channels, *size)
+            drawn, size = draw_segment(segment, shape, generator)
+            (kept if segment.plan is None else packs).append(drawn)
             sizes.append(size)
-        flat = packs[0].view(-1) if len(packs) == 1 else join_packs(packs)
         return Parameters(
-            (batch, channels, height, width), flat, tuple(kept), tuple(sizes)
+            (batch, channels, height, width),
+            join_packs(packs),
+            tuple(kept),
+            tuple(sizes),
         )
 
     def to_kornia(self, params: Parameters) -> Any:
-        """The same parameters as the original module takes them as ``params=``."""
-        if self.runs_as_is:
-            return params.kept[0]
-        return params_to_kornia(self._original(), self._pieces_of_plans(), params)
+        """The same parameters as the original module takes them as ``params=``.
+
+        Raises:
+            TransformError: The module as a whole cannot draw in advance; ``params``
+                holds a seed.
+        """
+        if not self.runs_as_is:
+            return params_to_kornia(self._original(), self._pieces_of_plans(), params)
+        if isinstance(params.kept[0], int):
+            raise TransformError(
+                f"{type(self._original()).__name__} does not draw in advance, so there "
+                "are no parameters to convert; pass params= to repeat the draw."
+            )
+        return params.kept[0]
 
     def from_kornia(self, params: Any, shape: Sequence[int]) -> Parameters:
-        """The original module's ``_params``, for images (B, C, H, W)."""
+        """The original module's ``_params``, for images (B, C, H, W).
+
+        Raises:
+            TransformError: They do not fit the module or the images.
+        """
         if self.runs_as_is:
             batch, channels, height, width = shape
             sizes = ((height, width),)
@@ -211,10 +226,11 @@ class FusedAugmentation(nn.Module):
 
         Returns:
             The images in the rank they came in, dtype and memory format as set; with
-            labels a list, in the order of ``data_keys``.
+            labels a list, in the order of ``data_keys``. No gradients flow through a
+            fused member.
 
         Raises:
-            BatchError: Images of another dtype.
+            BatchError: Images of another dtype or rank.
             TransformError: The number of arguments or the shape drawn for does not fit.
         """
         if len(inputs) != len(self.data_keys):
@@ -222,40 +238,32 @@ class FusedAugmentation(nn.Module):
                 f"{len(inputs)} arguments were passed for the data_keys "
                 f"{list(self.data_keys)}; pass one for each."
             )
-        image: Tensor = inputs[0]
-        only = self.__dict__["_only"]
-        if only is not None and params is None and len(inputs) == 1 and image.ndim == 4:
+        image, only = inputs[0], self.only_segment
+        if (
+            only is not None
+            and params is None
+            and len(inputs) == 1
+            and isinstance(image, Tensor)
+            and image.ndim == 4
+            and not is_compiling()
+        ):
             return self._run_only(only, image, generator)
-        batched = image if image.ndim == 4 else image[None]
-        shape = tuple(batched.shape)
-        if params is None:
-            params = self._sample(shape, generator, is_pinned=batched.is_cuda)
-        elif not isinstance(params, Parameters):
-            params = self.from_kornia(params, shape)
-        if params.shape[0] != shape[0] or params.shape[2:] != shape[2:]:
-            raise TransformError(
-                f"the parameters were drawn for images {tuple(params.shape)}, but "
-                f"these are {shape}; draw them with sample(images.shape)."
-            )
-        packs = split_packs(ship(params.flat, batched.device), params, self._pieces())
-        labels = list(inputs[1:])
         if self.runs_as_is:
-            return self._run_kornia(batched, labels, params.kept[0], image.ndim)
-        result = self._run_images(batched, packs, params.kept)
-        result = result if image.ndim == 4 else result[0]
-        if not labels:
-            return result
-        remaining = iter(packs)
-        for piece, size in zip(self._pieces(), params.sizes, strict=False):
-            if piece.plan is not None:  # Kept members move no pixels here.
-                labels = move_labels(
-                    piece.plan,
-                    next(remaining),
-                    size,
-                    keys=self.data_keys[1:],
-                    labels=labels,
-                )
-        return [result, *labels]
+            results = run_whole(self.__dict__["_kornia"], inputs, params, generator)
+            return self._cast(results)
+        batched = as_batch(image)
+        if params is None and len(inputs) == 1:
+            result = self._run_images(
+                batched, lambda piece, now: draw_for(piece, now, generator)
+            )
+            return result[(0,) * (4 - image.ndim)]
+        if params is None:
+            params = self.sample(batched.shape, generator)
+        elif not isinstance(params, Parameters):
+            params = self.from_kornia(params, batched.shape)
+        result, labels = self._run_drawn(batched, list(inputs[1:]), params)
+        result = result[(0,) * (4 - image.ndim)]
+        return [result, *labels] if labels else result
 
     def _run_only(
         self, piece: Segment, image: Tensor, generator: torch.Generator | None
@@ -268,55 +276,92 @@ class FusedAugmentation(nn.Module):
             pack = pack.to(image.device, non_blocking=True)
         else:
             pack = piece.sampler(batch, (height, width), generator).to(image.device)
-        return augment(
-            image,
-            pack,
-            piece.key,
-            dtype=self._dtype_for(image),
-            is_channels_last=self.memory_format is torch.channels_last,
-            resampling=self.resampling,
-            outside=self.outside,
-        )
+        return self.apply_pack(piece, image, pack)
+
+    def apply_pack(self, piece: Segment, image: Tensor, pack: Tensor) -> Tensor:
+        """Run a chain that fuses wholly with numbers that lie on the device.
+
+        Args:
+            piece: The chain's only segment.
+            image: (B, C, H, W).
+            pack: (B, n), float32, on the same device.
+        """
+        how = self._hows.get(image.dtype)
+        if how is None:
+            how = self._hows[image.dtype] = self._how(self._dtype_for(image))
+        return augment(image, pack, piece.key, how)
+
+    def _how(self, dtype: torch.dtype, *, is_last: bool = True) -> How:
+        is_channels_last = self.is_channels_last and is_last
+        return How(dtype, is_channels_last, self.resampling, self.outside)
 
     def _dtype_for(self, image: Tensor) -> torch.dtype:
         if self.dtype is not None:
             return self.dtype
         return image.dtype if image.is_floating_point() else torch.float32
 
+    def _run_drawn(
+        self, image: Tensor, labels: list[Any], params: Parameters
+    ) -> tuple[Tensor, list[Any]]:
+        """Images and labels with numbers that were drawn in advance."""
+        shape = tuple(image.shape)
+        if params.shape[0] != shape[0] or params.shape[2:] != shape[2:]:
+            raise TransformError(
+                f"the parameters were drawn for images {tuple(params.shape)}, but "
+                f"these are {shape}; draw them with sample(images.shape)."
+            )
+        packs = split_packs(ship(params.flat, image.device), params, self._pieces())
+        drawn, sizes = in_order(self._pieces(), packs, params.kept), iter(params.sizes)
+
+        def give(piece: Segment, now: Tensor) -> Any:
+            check_size(piece, now, next(sizes))
+            return next(drawn)
+
+        result = self._run_images(image, give)
+        remaining = iter(packs)
+        for piece, size in zip(self._pieces(), params.sizes, strict=False):
+            if labels and piece.plan is not None:  # Kept members move no pixels here.
+                labels = move_labels(
+                    piece.plan,
+                    next(remaining),
+                    size,
+                    keys=self.data_keys[1:],
+                    labels=labels,
+                )
+        return result, labels
+
     def _run_images(
-        self, image: Tensor, packs: list[Tensor], kept: tuple[Any, ...]
+        self, image: Tensor, give: Callable[[Segment, Tensor], Any]
     ) -> Tensor:
-        is_channels_last = self.memory_format is torch.channels_last
-        dtype = self._dtype_for(image)
-        remaining_packs, remaining_kept = iter(packs), iter(kept)
-        segments = self._pieces()
+        """Segment by segment; ``give`` has the numbers of one for what reaches it."""
+        dtype, segments = self._dtype_for(image), self._pieces()
         for index, segment in enumerate(segments):
+            drawn = give(segment, image)
             is_last = index == len(segments) - 1
             if segment.plan is None:
                 floats = to_unit_range(image)
-                image = run_kept(
-                    segment.members[0].module, floats, next(remaining_kept)
-                )
+                image = run_kept(segment.members[0].module, floats, drawn)
             else:
-                image = augment(
-                    image,
-                    next(remaining_packs),
-                    segment.key,
-                    dtype=dtype if is_last else torch.float32,
-                    is_channels_last=is_channels_last and is_last,
-                    resampling=self.resampling,
-                    outside=self.outside,
-                )
+                how = self._how(dtype if is_last else torch.float32, is_last=is_last)
+                image = augment(image, drawn, segment.key, how)
         if segments[-1].plan is None:
             image = image.to(dtype, memory_format=self.memory_format)
         return image
 
-    def _run_kornia(
-        self, image: Tensor, labels: list[Any], drawn: Any, rank: int
-    ) -> list[Any]:
-        results = list(self._original()(to_unit_range(image), *labels, params=drawn))
-        first = results[0].to(self._dtype_for(image), memory_format=self.memory_format)
-        return [first if rank == 4 else first[0], *results[1:]]
+    def _cast(self, results: Any) -> Any:
+        """What Kornia returned, with the images in the dtype and format set."""
+        if isinstance(results, dict):
+            return {key: self._cast_one(key, one) for key, one in results.items()}
+        if len(self.data_keys) == 1:
+            return self._cast_one("image", results)
+        return list(map(self._cast_one, self.data_keys, results))
+
+    def _cast_one(self, key: str, value: Any) -> Any:
+        if not key.lower().startswith(("image", "input")) or value.ndim > 4:
+            return value
+        batched = as_batch(value).to(self._dtype_for(value))
+        batched = batched.contiguous(memory_format=self.memory_format)
+        return batched[(0,) * (4 - value.ndim)]
 
     # Description #
 
@@ -342,14 +387,7 @@ class FusedAugmentation(nn.Module):
             f"launches={self.num_launches}"
         ]
         for piece in self._pieces():
-            reasons = explain_steps(piece.plan) if piece.plan else ()
-            for member, why in zip_longest(piece.members, reasons, fillvalue=""):
-                assert isinstance(member, Member)
-                name = type(member.module).__name__
-                how = f"fused, {why}" if why else "fused"
-                if member.step is None:
-                    how = f"as it is: {member.reason}"
-                lines.append(f"({member.name}) {name}: {how}")
+            lines += describe_segment(piece)
         return "\n".join(lines)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -359,22 +397,16 @@ class FusedAugmentation(nn.Module):
             if piece.plan is not None:
                 register(piece.plan)
 
+    @property
+    def only_segment(self) -> Segment | None:
+        """The one segment of a chain that fuses wholly; else None."""
+        return cast("Segment | None", self.__dict__["_only"])
+
     def _original(self) -> nn.Module:
-        return cast(nn.Module, self.__dict__["_chain"])
+        return cast(nn.Module, self.__dict__["_kornia"].module)
 
     def _pieces(self) -> tuple[Segment, ...]:
         return cast("tuple[Segment, ...]", self.__dict__["_segments"])
 
     def _pieces_of_plans(self) -> tuple[tuple[Plan | None, int], ...]:
         return tuple((piece.plan, len(piece.members)) for piece in self._pieces())
-
-
-def _read_data_keys(module: nn.Module) -> tuple[str, ...]:
-    keys = getattr(module, "data_keys", None)
-    if not keys:
-        return ("image",)
-    names = tuple(str(getattr(key, "name", key)).lower() for key in keys)
-    unknown = [name for name in names[1:] if name not in LABELS]
-    if unknown:
-        raise SettingError(f"data_keys {unknown} are not among {list(LABELS)}.")
-    return names

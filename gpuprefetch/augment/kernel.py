@@ -51,13 +51,28 @@ def why_not(device: torch.device) -> str:
         return f"it needs a CUDA device, not {device.type}"
     if torch.version.hip is not None:
         return "it needs an NVIDIA GPU"
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
         return "it needs compute capability 8.0 or later"
+    return _why_no_compiler(capability)
+
+
+def _why_no_compiler(capability: tuple[int, int]) -> str:
     try:
-        _nvrtc()
+        nvrtc = _nvrtc()
+        # The first call loads the library, which may be missing where the package is
+        # not, and says so with an error of its own.
+        status, known = nvrtc.nvrtcGetSupportedArchs()
         _core()
     except ImportError as error:
         return f"it needs the package cuda-core ({error})"
+    except Exception as error:
+        return f"NVRTC cannot be loaded ({error})"
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        return f"NVRTC does not work ({status})"
+    number = capability[0] * 10 + capability[1]
+    if number not in known:
+        return f"this NVRTC does not know sm_{number}; it knows {list(known)}"
     return ""
 
 
@@ -79,7 +94,8 @@ def kernel_source() -> str:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The user's own; relative where the user has none, as in some containers."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "gpuprefetch" / "cubin"
 
 
@@ -95,11 +111,9 @@ def compile_cubin(header: str, arch: str, *, is_cached: bool = True) -> bytes:
     version = ".".join(str(part) for part in _nvrtc().nvrtcVersion()[1:])
     digest = hashlib.sha256(f"{version} {arch}\n{source}".encode()).hexdigest()[:32]
     path = _cache_folder() / f"{digest}.cubin"
-    if is_cached:
-        try:
-            return path.read_bytes()
-        except OSError:
-            pass  # Not there yet.
+    kept = _kept(path) if is_cached else None
+    if kept is not None:
+        return kept
     core = _core()
     options = core.ProgramOptions(std="c++17", arch=arch)
     cubin = bytes(core.Program(source, "c++", options).compile("cubin").code)
@@ -108,13 +122,37 @@ def compile_cubin(header: str, arch: str, *, is_cached: bool = True) -> bytes:
     return cubin
 
 
+def _checksum(cubin: bytes) -> bytes:
+    return hashlib.sha256(cubin).digest()
+
+
+def _kept(path: Path) -> bytes | None:
+    """The code in a file of the cache; None: it is not there, or damaged."""
+    if not path.is_absolute():
+        return None
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    checksum, cubin = content[:32], content[32:]
+    # A crash of the machine can leave a file of zeros behind a finished rename.
+    return cubin if checksum == _checksum(cubin) else None
+
+
 def _keep(path: Path, cubin: bytes) -> None:
     """Write the file in one step, so that another process never reads half of it."""
+    if not path.is_absolute():
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
-            partial.write(cubin)
-        Path(partial.name).replace(path)
+            try:
+                partial.write(_checksum(cubin) + cubin)
+                partial.close()
+                Path(partial.name).replace(path)
+            except OSError:  # Such as a full disk: leave nothing there.
+                Path(partial.name).unlink(missing_ok=True)
+                raise
     except OSError as error:
         logger.info("compiled kernels are not kept on disk: %s", error)
 

@@ -27,7 +27,7 @@ from gpuprefetch.errors import (
     ImageSizeError,
     TransformError,
 )
-from gpuprefetch.seeding import generators_seeded
+from gpuprefetch.seeding import BatchSeeds, generators_seeded
 
 try:
     import kornia
@@ -101,6 +101,12 @@ class KorniaTransform:
         # None: a plain chain or augmentation, whose one input is the image.
         self._data_keys = getattr(self._module, "data_keys", None)
 
+    def apply_batch(
+        self, inputs: tuple[Any, ...], seeds: BatchSeeds, batch_index: int
+    ) -> Any:
+        """Augment one batch of a pass, as :meth:`apply_seeded` says."""
+        return self.apply_seeded(inputs, seeds.of_batch(batch_index))
+
     def apply_seeded(self, inputs: tuple[Any, ...], seed: int) -> Any:
         """Augment one batch.
 
@@ -119,15 +125,35 @@ class KorniaTransform:
             ImageSizeError: A crop is larger than the image.
             TransformError: The number of inputs is not that of ``data_keys``.
         """
+        with generators_seeded(seed, _device_of(inputs)):
+            return self._apply(inputs, lambda *ready: self._module(*ready))
+
+    def apply_drawn(self, inputs: tuple[Any, ...], params: Any) -> Any:
+        """Augment one batch with parameters that were drawn already.
+
+        Args:
+            inputs: As in :meth:`apply_seeded`.
+            params: As the module takes them; for an ``nn.Sequential``, a list of those.
+
+        Returns:
+            As :meth:`apply_seeded` does.
+        """
+        return self._apply(inputs, lambda *ready: _replay(self._module, params, *ready))
+
+    def _apply(self, inputs: tuple[Any, ...], run: Callable[..., Any]) -> Any:
+        """Make the inputs ready, run, and give the results the inputs' ranks."""
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            return self._run((_with_float_images(inputs[0]),), seed)
+            with default_device_cpu():
+                return run(_with_float_images(inputs[0]))
         self.check_count(inputs)
         keys = self._key_names()
         floats = tuple(
             _to_float(value) if key in _IMAGE_KEYS else value
             for key, value in zip(keys, inputs, strict=True)
         )
-        result = self._run(floats, seed)
+        with default_device_cpu():
+            # A bool mask goes through as uint8: Kornia resamples numbers only.
+            result = run(*(x.to(torch.uint8) if _is_bool(x) else x for x in floats))
         results = tuple(result) if len(keys) > 1 else (result,)
         # Kornia takes one image for a batch of one.
         is_one = results[0].ndim > floats[0].ndim
@@ -136,20 +162,6 @@ class KorniaTransform:
             for new, old, key in zip(results, floats, keys, strict=True)
         )
         return restored if len(keys) > 1 else restored[0]
-
-    def apply_drawn(self, image: torch.Tensor, params: Any) -> torch.Tensor:
-        """Augment images with parameters that were drawn already.
-
-        Args:
-            image: As in :meth:`apply_seeded`; the module's one input.
-            params: As the module takes them; for an ``nn.Sequential``, a list of those.
-        """
-        with default_device_cpu():
-            result: torch.Tensor = _replay(self._module, params, _to_float(image))
-        restored: torch.Tensor = _restore(
-            result, image, key="image", is_one=result.ndim > image.ndim
-        )
-        return restored
 
     @property
     def module(self) -> nn.Module:
@@ -174,15 +186,6 @@ class KorniaTransform:
         if self._data_keys is None:
             return ["image"]
         return [key.name.lower() for key in self._data_keys]
-
-    def _run(self, inputs: tuple[Any, ...], seed: int) -> Any:
-        # A bool mask goes through as uint8: Kornia resamples numbers only.
-        numbers = tuple(
-            value.to(torch.uint8) if _is_bool(value) else value for value in inputs
-        )
-        device = _device_of(inputs)
-        with generators_seeded(seed, device), default_device_cpu():
-            return self._module(*numbers)
 
     def __repr__(self) -> str:
         members = [type(child).__name__ for child in self._module.children()]
@@ -212,11 +215,14 @@ def _draw_on_host(member: nn.Module) -> None:
         move(torch.device("cpu"), getattr(member, "dtype", torch.get_default_dtype()))
 
 
-def _refuse_upscaling(crop: Any) -> None:
-    """Make a crop larger than its image an error, where Kornia would enlarge it."""
-    generate = crop.generate_parameters
+class _CheckedDraw:
+    """Makes a crop larger than its image an error, where Kornia would enlarge it."""
 
-    def generate_checked(batch_shape: tuple[int, ...]) -> Any:
+    def __init__(self, crop: Any) -> None:
+        self._crop = crop
+
+    def __call__(self, batch_shape: tuple[int, ...]) -> Any:
+        crop = self._crop
         height, width = crop.flags["size"]
         if batch_shape[-2] < height or batch_shape[-1] < width:
             raise ImageSizeError(
@@ -224,10 +230,13 @@ def _refuse_upscaling(crop: Any) -> None:
                 f"which is {batch_shape[-2]} x {batch_shape[-1]} (height x width) "
                 "there. Use a smaller crop, a Resize before it, or pad_if_needed=True."
             )
-        return generate(batch_shape)
+        return type(crop).generate_parameters(crop, batch_shape)
 
-    # On the instance, which is ours, so it takes the place of the class's method.
-    crop.generate_parameters = generate_checked
+
+def _refuse_upscaling(crop: Any) -> None:
+    if "generate_parameters" not in vars(crop):  # Else the user has put another there.
+        # On the instance, which is ours, so it takes the place of the class's method.
+        crop.generate_parameters = _CheckedDraw(crop)
 
 
 def default_device_cpu() -> AbstractContextManager[Any]:
@@ -238,10 +247,11 @@ def default_device_cpu() -> AbstractContextManager[Any]:
     return torch.device("cpu")
 
 
-def _replay(module: nn.Module, params: Any, image: Any) -> Any:
+def _replay(module: nn.Module, params: Any, *inputs: Any) -> Any:
     """Call a module with parameters; a plain Sequential does not take them."""
     if type(module) is not nn.Sequential:
-        return module(image, params=params)
+        return module(*inputs, params=params)
+    (image,) = inputs
     for member, drawn in zip(module, params, strict=True):
         image = _replay(member, drawn, image)
     return image
@@ -295,7 +305,7 @@ def _restore(new: Any, old: Any, *, key: str, is_one: bool) -> Any:
     """
     if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
         return new
-    if is_one and new.ndim > old.ndim and new.shape[0] == 1:
+    while is_one and new.ndim > old.ndim and new.shape[0] == 1:
         new = new.squeeze(0)
     if key == "mask" and new.ndim > old.ndim:
         channels = 0 if is_one else 1

@@ -16,7 +16,7 @@ from torch import nn
 from gpuprefetch.augment.kornia_read import READERS, Unfusable
 from gpuprefetch.augment.steps import Step
 
-__all__ = ["Member", "is_kornia_module", "read_members"]
+__all__ = ["Member", "is_chain", "is_kornia_module", "read_members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +46,58 @@ def is_kornia_module(module: object) -> bool:
     )
 
 
+def is_chain(module: nn.Module) -> bool:
+    """Whether the members of a container are read, and parameterised, one by one."""
+    if _altered(module) or getattr(module, "random_apply", False):
+        return False
+    if type(module) is nn.Sequential:
+        return True
+    return _is_from_kornia(module) and type(module).__name__ in _CONTAINERS
+
+
+_CONTAINERS = ("ImageSequential", "AugmentationSequential")
+
+
 def read_members(module: nn.Module) -> tuple[Member, ...]:
     """Flatten a chain into its members, each with its step or the reason for none."""
     return tuple(_walk("", module))
 
 
-def _walk(name: str, module: nn.Module) -> Iterator[Member]:
-    if type(module) is nn.Sequential:
+def _walk(
+    name: str, module: nn.Module, *, is_in_kornias: bool = False
+) -> Iterator[Member]:
+    if is_in_kornias and type(module) is nn.Sequential:
+        # To Kornia's containers it is no augmentation: it gets no parameters there, and
+        # labels pass it by.
+        yield Member(name, module, None, "it is an nn.Sequential in Kornia's container")
+    elif is_chain(module):
+        is_in_kornias = type(module) is not nn.Sequential
         for child_name, child in module.named_children():
-            yield from _walk(child_name, child)
-        return
-    kind = type(module).__name__
-    if kind in ("ImageSequential", "AugmentationSequential") and _is_from_kornia(
-        module
-    ):
-        if getattr(module, "random_apply", False):
-            yield Member(name, module, None, "random_apply draws a new chain each time")
-            return
-        for child_name, child in module.named_children():
-            yield from _walk(child_name, child)
-        return
-    yield _read(name, module)
+            yield from _walk(child_name, child, is_in_kornias=is_in_kornias)
+    else:
+        yield _read(name, module)
+
+
+def _altered(module: nn.Module) -> str:
+    """What was changed on this very module, besides its settings; empty: nothing."""
+    hooks = module._forward_hooks, module._forward_pre_hooks
+    if any(hooks):
+        return "it has hooks"
+    for name, value in vars(module).items():
+        is_method = callable(value) and callable(getattr(type(module), name, None))
+        # The loader's own copies check a crop's size there.
+        if is_method and not type(value).__module__.startswith("gpuprefetch."):
+            return f"its {name} was replaced"
+    return ""
 
 
 def _read(name: str, module: nn.Module) -> Member:
     kind = type(module).__name__
     reader = READERS.get(kind)
+    if altered := _altered(module):
+        return Member(name, module, None, altered)
+    if getattr(module, "random_apply", False):
+        return Member(name, module, None, "random_apply draws a new chain each time")
     if not _is_from_kornia(module):
         return Member(name, module, None, "it is not one of Kornia's own classes")
     if reader is None:

@@ -250,6 +250,10 @@ def _pointwise(kind: str, module: nn.Module) -> Step:
     if any(value.ndim > 1 and value.shape[0] != 1 for value in (mean, std)):
         raise Unfusable("its statistics differ between samples")
     means, stds = _floats(mean), _floats(std)
+    if len(means) != len(stds) and 1 not in (len(means), len(stds)):
+        raise Unfusable(f"it has {len(means)} means and {len(stds)} deviations")
+    if kind == "Normalize" and 0.0 in stds:
+        raise Unfusable("its deviation is 0")
     channels = max(len(means), len(stds))
     means = means * (channels // len(means))
     stds = stds * (channels // len(stds))

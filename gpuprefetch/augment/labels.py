@@ -30,6 +30,7 @@ from gpuprefetch.augment.steps import (
     Rotation,
 )
 from gpuprefetch.augment.values import Erase
+from gpuprefetch.errors import TransformError
 
 __all__ = [
     "LABELS",
@@ -84,10 +85,19 @@ def _for_masks(step: Geometric) -> Geometric:
 
 
 def move_keypoints(matrix: Tensor, points: Tensor) -> Tensor:
-    """Points (..., N, 2) as (x, y); ``matrix`` is (B, 3, 3) or (3, 3)."""
+    """Points (..., N, 2) as (x, y); ``matrix`` is (B, 3, 3) or (3, 3).
+
+    Floating points keep their dtype, others become float32.
+    """
     linear, shift = matrix[..., :2, :2], matrix[..., :2, 2]
     floats = points.to(matrix.dtype)
-    return (floats @ linear.transpose(-1, -2) + shift[..., None, :]).to(points.dtype)
+    moved = floats @ linear.transpose(-1, -2) + shift[..., None, :]
+    return _like(moved, points)
+
+
+def _like(moved: Tensor, before: Tensor) -> Tensor:
+    """In the dtype that came; moved whole numbers are no whole numbers any more."""
+    return moved.to(before.dtype) if before.is_floating_point() else moved
 
 
 def move_boxes(matrix: Tensor, boxes: Tensor, mode: str) -> Tensor:
@@ -104,10 +114,10 @@ def move_boxes(matrix: Tensor, boxes: Tensor, mode: str) -> Tensor:
     left, top = moved.amin(-2).unbind(-1)
     right, bottom = moved.amax(-2).unbind(-1)
     if mode == "bbox":
-        return _clockwise(left, top, right, bottom)
+        return _like(_clockwise(left, top, right, bottom), boxes)
     if mode == "bbox_xywh":
-        return torch.stack((left, top, right - left + 1, bottom - top + 1), -1)
-    return torch.stack((left, top, right, bottom), -1)
+        right, bottom = right - left + 1, bottom - top + 1
+    return _like(torch.stack((left, top, right, bottom), -1), boxes)
 
 
 def _clockwise(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor) -> Tensor:
@@ -133,6 +143,11 @@ def _move_label(plan: Plan, pack: Tensor, matrix: Tensor, key: str, label: Any) 
     if key in ("label", "class"):
         return label
     if isinstance(label, list | tuple):
+        if len(label) != len(pack):
+            raise TransformError(
+                f"a list of {len(label)} was passed as {key!r} for {len(pack)} images; "
+                "pass one tensor for each image."
+            )
         moved = [
             _move_label(plan, pack[i : i + 1], matrix[i], key, one)
             for i, one in enumerate(label)
@@ -140,6 +155,8 @@ def _move_label(plan: Plan, pack: Tensor, matrix: Tensor, key: str, label: Any) 
         return type(label)(moved)
     if key == "mask":
         return _move_mask(plan, pack, label)
+    if len(pack) == 1 and label.ndim == (3 if key == "bbox" else 2):
+        matrix = matrix.view(3, 3)  # Of one image without a batch dimension.
     return (
         move_keypoints(matrix, label)
         if key == "keypoints"

@@ -22,6 +22,7 @@ from gpuprefetch.augment.kernel import PIXELS, why_not
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
 from gpuprefetch.augment.plan_kernel import KernelCall, PlanKernel
 from gpuprefetch.augment.reference import apply_plan
+from gpuprefetch.augment.variant import How
 from gpuprefetch.errors import BatchError
 
 __all__ = ["FULL_SCALE", "augment", "register", "to_unit_range"]
@@ -66,40 +67,25 @@ def to_unit_range(image: Tensor) -> Tensor:
     return floats if scale is None else floats.div_(scale)
 
 
-def augment(
-    image: Tensor,
-    pack: Tensor,
-    plan: str,
-    *,
-    dtype: torch.dtype,
-    is_channels_last: bool,
-    resampling: Resampling,
-    outside: Outside,
-) -> Tensor:
+def augment(image: Tensor, pack: Tensor, plan: str, how: How) -> Tensor:
     """Run a registered plan.
 
     Args:
         image: (B, C, H, W), a dtype of ``PIXELS``, any strides.
         pack: (B, n), float32, on the image's device.
         plan: Key from :func:`register`.
-        dtype: Of the result: float16, bfloat16 or float32.
-        is_channels_last: Memory format of the result.
-        resampling: See :mod:`gpuprefetch.augment.plan`.
-        outside: See :mod:`gpuprefetch.augment.plan`.
+        how: Type, layout and resampling of the result.
 
     Returns:
-        (B, C, h, w); on CUDA enqueued on the current stream.
+        (B, C, h, w), without gradients; on CUDA enqueued on the current stream.
     """
     if type(image) is Tensor and image.is_cuda and not _is_watched():
-        call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
+        call = _find_call(image, plan, how)
         if call is not None:
             return call(image, pack)
-    return cast(
-        Tensor,
-        torch.ops.gpuprefetch.augment(
-            image, pack, plan, dtype, is_channels_last, resampling, outside
-        ),
-    )
+    # Without gradients on any device: the kernel has none.
+    operator = torch.ops.gpuprefetch.augment
+    return cast(Tensor, operator(image.detach(), pack, plan, *how))
 
 
 def _is_watched() -> bool:
@@ -116,24 +102,9 @@ def _is_watched() -> bool:
     )
 
 
-def _find_call(
-    image: Tensor,
-    plan: str,
-    dtype: torch.dtype,
-    is_channels_last: bool,
-    resampling: Resampling,
-    outside: Outside,
-) -> KernelCall | None:
+def _find_call(image: Tensor, plan: str, how: How) -> KernelCall | None:
     """What launches the kernel for such images; None where it cannot run."""
-    if why_not(image.device):
-        return None
-    return _plans[plan].find(
-        image,
-        dtype=dtype,
-        is_channels_last=is_channels_last,
-        resampling=resampling,
-        outside=outside,
-    )
+    return None if why_not(image.device) else _plans[plan].find(image, how)
 
 
 def _run(
@@ -145,18 +116,11 @@ def _run(
     resampling: Resampling,
     outside: Outside,
 ) -> Tensor:
-    call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
+    how = How(dtype, is_channels_last, resampling, outside)
+    call = _find_call(image, plan, how)
     if call is not None:
         return call(image, pack)
-    reason = why_not(image.device)
-    if image.is_cuda and reason and reason not in _warned:
-        _warned.add(reason)
-        logger.warning(
-            "the fused kernel does not run: %s. Plain torch operations make the same "
-            "pixels, more slowly. To silence this, raise the level of the logger %r.",
-            reason,
-            __name__,
-        )
+    _announce(image.device)
     out = apply_plan(
         _plans[plan].plan,
         to_unit_range(image),
@@ -165,29 +129,36 @@ def _run(
         outside=outside,
     )
     # A plan that changes nothing must not hand the input back: operators do not alias.
-    return out.to(
-        dtype,
-        copy=True,
-        memory_format=torch.channels_last
-        if is_channels_last
-        else torch.contiguous_format,
+    return out.to(dtype, copy=True, memory_format=_format(is_channels_last))
+
+
+def _announce(device: torch.device) -> None:
+    """Say once why a CUDA device gets no kernel."""
+    reason = why_not(device) if device.type == "cuda" else ""
+    if not reason or reason in _warned:
+        return
+    _warned.add(reason)
+    logger.warning(
+        "the fused kernel does not run: %s. Plain torch operations make the same "
+        "pixels, more slowly. To silence this, raise the level of the logger %r.",
+        reason,
+        __name__,
     )
 
 
+def _format(is_channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if is_channels_last else torch.contiguous_format
+
+
 def _fake(
-    image: Tensor,
-    pack: Tensor,
-    plan: str,
-    dtype: torch.dtype,
-    is_channels_last: bool,
-    resampling: Resampling,
-    outside: Outside,
+    image: Tensor, pack: Tensor, plan: str, dtype: torch.dtype, *how: Any
 ) -> Tensor:
     size = _plans[plan].plan.output_size((image.shape[-2], image.shape[-1]))
-    return image.new_empty((image.shape[0], image.shape[1], *size), dtype=dtype).to(
-        memory_format=torch.channels_last
-        if is_channels_last
-        else torch.contiguous_format
+    return torch.empty(
+        (image.shape[0], image.shape[1], *size),
+        dtype=dtype,
+        device=image.device,
+        memory_format=_format(how[0]),
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.convert import from_kornia, to_kornia
+from gpuprefetch.augment.kornia_plan import is_chain
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.errors import TransformError
 
@@ -66,32 +67,26 @@ def _member_params(pieces: _Pieces, params: Parameters) -> Iterator[Any]:
             yield to_kornia(step, columns, pack, before, params.shape[1])
 
 
-def _is_container(module: nn.Module) -> bool:
-    """A container whose members are parameterised one by one (see ``read_members``)."""
-    is_kornias = type(module).__name__ in ("ImageSequential", "AugmentationSequential")
-    return is_kornias and not getattr(module, "random_apply", False)
-
-
 def _nest(module: nn.Module, members: Iterator[Any]) -> Any:
+    if not is_chain(module):
+        return next(members)
     if type(module) is nn.Sequential:
         return [_nest(child, members) for child in module]
-    if _is_container(module):
-        item = sys.modules["kornia.augmentation.container.params"].ParamItem
-        return [
-            item(name, _nest(child, members)) for name, child in module.named_children()
-        ]
-    return next(members)
+    item = sys.modules["kornia.augmentation.container.params"].ParamItem
+    return [
+        item(name, _nest(child, members)) for name, child in module.named_children()
+    ]
 
 
 def _flatten(module: nn.Module, params: Any) -> Iterator[Any]:
-    if type(module) is nn.Sequential:
+    if not is_chain(module):
+        yield params
+    elif type(module) is nn.Sequential:
         for child, one in zip(module, params, strict=True):
             yield from _flatten(child, one)
-    elif _is_container(module):
+    else:
         for (_, child), item in zip(module.named_children(), params, strict=True):
             yield from _flatten(child, item.data)
-    else:
-        yield params
 
 
 def params_from_kornia(
@@ -113,12 +108,12 @@ def params_from_kornia(
                 kept.append(next(members))
             else:
                 pack = torch.zeros(batch, plan.width)
-                for step, columns, _before in plan.walk(size):
-                    from_kornia(step, columns, next(members), pack)
+                for step, columns, before in plan.walk(size):
+                    from_kornia(step, columns, next(members), pack, before)
                 packs.append(pack.view(-1))
                 size = plan.output_size(size)
             sizes.append(size)
-    except (KeyError, ValueError, StopIteration, AttributeError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError, StopIteration, ValueError) as error:
         raise TransformError(
             f"params do not have the structure of {type(module).__name__}'s own: "
             f"{error}. Pass what sample() returned, or the module's _params."

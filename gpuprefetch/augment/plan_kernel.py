@@ -19,10 +19,10 @@ from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.kernel import PIXELS, Loaded, load_kernel
 from gpuprefetch.augment.launches import Launch, mean_launch, split_launches
 from gpuprefetch.augment.lower import write_header
-from gpuprefetch.augment.plan import Outside, Plan, Resampling
+from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.tile import choose_tile, shared_bytes
 from gpuprefetch.augment.values import Grayscale
-from gpuprefetch.augment.variant import Tile, Variant, chunk_of
+from gpuprefetch.augment.variant import How, Tile, Variant, chunk_of
 
 __all__ = ["KernelCall", "PlanKernel"]
 
@@ -111,54 +111,27 @@ class PlanKernel:
         self._tile = tile
         self._calls: dict[tuple[object, ...], KernelCall | None] = {}
 
-    def __call__(
-        self,
-        image: Tensor,
-        pack: Tensor,
-        *,
-        dtype: torch.dtype,
-        is_channels_last: bool,
-        resampling: Resampling,
-        outside: Outside,
-    ) -> Tensor:
+    def __call__(self, image: Tensor, pack: Tensor, how: How) -> Tensor:
         """Enqueue the plan on the current stream.
 
         Args:
             image: (B, C, H, W) on a CUDA device, any strides, a dtype of ``PIXELS``.
             pack: (B, n), float32, contiguous, on the same device.
-            dtype: Of the result: float16, bfloat16 or float32.
-            is_channels_last: Memory format of the result.
-            resampling: See :mod:`gpuprefetch.augment.plan`.
-            outside: See :mod:`gpuprefetch.augment.plan`.
+            how: Type, layout and resampling of the result.
 
         Returns:
             (B, C, h, w), not readable on another stream before that one waits.
         """
-        call = self.find(
-            image,
-            dtype=dtype,
-            is_channels_last=is_channels_last,
-            resampling=resampling,
-            outside=outside,
-        )
+        call = self.find(image, how)
         assert call is not None, "the kernel does not take such images"
         return call(image, pack)
 
-    def find(
-        self,
-        image: Tensor,
-        *,
-        dtype: torch.dtype,
-        is_channels_last: bool,
-        resampling: Resampling,
-        outside: Outside,
-    ) -> KernelCall | None:
+    def find(self, image: Tensor, how: How) -> KernelCall | None:
         """Give what enqueues the plan for images like this one; compiles if needed.
 
         Returns:
             None where the kernel cannot read the image.
         """
-        how = (dtype, is_channels_last, resampling, outside)
         key = (image.shape, image.stride(), image.dtype, image.device, how)
         try:
             return self._calls[key]
@@ -166,17 +139,10 @@ class PlanKernel:
             pass
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
-        call = self._calls[key] = self._make_call(image, *how)
+        call = self._calls[key] = self._make_call(image, how)
         return call
 
-    def _make_call(
-        self,
-        image: Tensor,
-        dtype: torch.dtype,
-        is_channels_last: bool,
-        resampling: Resampling,
-        outside: Outside,
-    ) -> KernelCall | None:
+    def _make_call(self, image: Tensor, how: How) -> KernelCall | None:
         if image.dtype not in PIXELS or not _fits_32_bits(image):
             return None
         if not self._takes_channels(image.shape[1]):
@@ -189,17 +155,7 @@ class PlanKernel:
                     torch.split(pack, _MAX_SAMPLES),
                     strict=True,
                 )
-                done = [
-                    self(
-                        *part,
-                        dtype=dtype,
-                        is_channels_last=is_channels_last,
-                        resampling=resampling,
-                        outside=outside,
-                    )
-                    for part in parts
-                ]
-                return torch.cat(done)
+                return torch.cat([self(*part, how) for part in parts])
 
             return in_parts
         stages: list[_Stage] = []
@@ -209,10 +165,10 @@ class PlanKernel:
             variant = Variant(
                 image.shape[1],
                 PIXELS[image.dtype],
-                PIXELS[dtype] if is_last else "f32",  # type: ignore[arg-type]
-                is_channels_last=is_channels_last and is_last,
-                resampling=resampling,
-                outside=outside,
+                PIXELS[how.dtype] if is_last else "f32",  # type: ignore[arg-type]
+                is_channels_last=how.is_channels_last and is_last,
+                resampling=how.resampling,
+                outside=how.outside,
             )
             stages.append(self._make_stage(image, launch, variant, device, size))
             # Stands for the result: only shape, strides, dtype and device are read.
@@ -242,9 +198,9 @@ class PlanKernel:
         means = None
         before = mean_launch(self.plan, launch)
         if before is not None:
-            how = replace(variant, output="f32", is_channels_last=False)
+            plain = replace(variant, output="f32", is_channels_last=False)
             launcher, tiles, _ = self._make_launcher(
-                image, before, how, device, first_size
+                image, before, plain, device, first_size
             )
             means = _Means(launcher, tiles)
         launcher, _, size = self._make_launcher(

@@ -24,7 +24,7 @@ from torch import Tensor
 from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.steps import CenterCrop, Crop, ResizedCrop
-from gpuprefetch.augment.values import Erase
+from gpuprefetch.augment.values import Blur, Erase
 from gpuprefetch.errors import ImageSizeError
 
 __all__ = ["Sampler"]
@@ -184,8 +184,17 @@ def _make_recipe(plan: Plan, batch: int, size: Size) -> _Recipe:
     for step, layout, before in plan.walk(size):
         if isinstance(step, Crop):
             _require_room(step.name, step.size, step.canvas(before))
+            if step.padding_mode == "reflect":
+                _require_margins(step.name, step.margins(before), before)
         elif isinstance(step, CenterCrop):
             _require_room(step.name, step.size, before)
+        elif isinstance(step, Blur) and step.border in ("reflect", "circular"):
+            # Reflection does not repeat the outermost pixel, so it has one fewer.
+            most = (
+                before if step.border == "reflect" else (before[0] + 1, before[1] + 1)
+            )
+            tall, wide = (side // 2 for side in step.kernel_size)
+            _require_margins(step.name, (wide, wide, tall, tall), most)
         elif isinstance(step, ResizedCrop | Erase):
             windows.append(_Windows(step, layout["left"], before))
     shared = [index for index, column in enumerate(columns) if column.is_shared]
@@ -212,6 +221,16 @@ def _require_room(name: str, window: Size, canvas: Size) -> None:
             f"{name}({window[0]}, {window[1]}) is larger than the image, which is "
             f"{canvas[0]} x {canvas[1]} (height x width) there. Use a smaller crop, a "
             "Resize before it, or pad_if_needed=True."
+        )
+
+
+def _require_margins(name: str, margins: tuple[int, ...], size: Size) -> None:
+    """Refuse a margin that would have to be folded twice; torch does so too."""
+    if max(margins[:2]) >= size[1] or max(margins[2:]) >= size[0]:
+        raise ImageSizeError(
+            f"{name} needs {margins} pixels (left, right, top, bottom) around an image "
+            f"whose border reaches {size[0] - 1} x {size[1] - 1} (height x width). Use "
+            "a larger image, a Resize before it, or another border."
         )
 
 

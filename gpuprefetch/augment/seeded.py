@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpuprefetch.augment.ahead import PacksAhead
 from gpuprefetch.augment.eligible import why_whole
 from gpuprefetch.augment.fused import FusedAugmentation
 from gpuprefetch.augment.kornia_adapter import (
@@ -20,7 +21,7 @@ from gpuprefetch.augment.kornia_adapter import (
     check_image,
     default_device_cpu,
 )
-from gpuprefetch.seeding import generators_seeded
+from gpuprefetch.seeding import BatchSeeds, generators_seeded
 
 __all__ = ["FusedTransform", "adapt_kornia"]
 
@@ -38,9 +39,7 @@ def adapt_kornia(module: nn.Module) -> FusedTransform | KorniaTransform:
     kornia = KorniaTransform(module)
     if why_whole(kornia.module):
         return kornia
-    fused = FusedAugmentation(
-        kornia.module, None, torch.contiguous_format, "chained", "zeros"
-    )
+    fused = FusedAugmentation(kornia, None, torch.contiguous_format, "chained", "zeros")
     return FusedTransform(fused, kornia)
 
 
@@ -59,38 +58,53 @@ class FusedTransform:
         self._kornia = kornia
         # Seeded anew for each batch. Used by the loop's thread alone.
         self._generator = torch.Generator(device="cpu")
+        self._only = only = fused.only_segment
+        self._ahead = PacksAhead(only.sampler) if only and only.sampler else None
 
-    def apply_seeded(self, inputs: tuple[Any, ...], seed: int) -> Any:
+    def apply_batch(
+        self, inputs: tuple[Any, ...], seeds: BatchSeeds, batch_index: int
+    ) -> Any:
         """Augment one batch, as ``KorniaTransform.apply_seeded`` says."""
         if self._kornia is not None:
             if self._takes_kornia(self._kornia, inputs):
-                return self._kornia.apply_seeded(inputs, seed)
-        else:
+                return self._kornia.apply_batch(inputs, seeds, batch_index)
+        elif not self._fused.runs_as_is:
             check_image(inputs[0])
+        if self._ahead is not None and self._only and self._is_ordinary(inputs):
+            image: Tensor = inputs[0]
+            pack = self._ahead.pack_of(
+                seeds,
+                batch_index,
+                batch=image.shape[0],
+                size=(image.shape[2], image.shape[3]),
+                device=image.device,
+            )
+            return self._fused.apply_pack(self._only, image, pack)
+        seed = seeds.of_batch(batch_index)
         if self._fused.is_fused:
             self._generator.manual_seed(seed)
             if self._kornia is not None and _is_for_cpu(inputs):
                 # The same draws; Kornia's own operations take a half to a quarter of
                 # the time there that the plan takes in torch's.
                 drawn = self._fused.sample(inputs[0].shape, self._generator)
-                return self._kornia.apply_drawn(inputs[0], self._fused.to_kornia(drawn))
+                return self._kornia.apply_drawn(inputs, self._fused.to_kornia(drawn))
+            return self._run(inputs, self._generator)
+        if self._fused.runs_as_is:
+            self._generator.manual_seed(seed)
             return self._run(inputs, self._generator)
         with generators_seeded(seed, inputs[0].device), default_device_cpu():
             return self._run(inputs, None)
 
-    def _run(
-        self, inputs: tuple[Any, ...], generator: torch.Generator | None
-    ) -> Tensor | tuple[Any, ...]:
-        if len(inputs) == 1:
-            image: Tensor = self._fused(inputs[0], generator=generator)
-            return image
-        # A bool mask goes through as uint8: padding and indexing take numbers only.
-        numbers = (x.to(torch.uint8) if _is_bool(x) else x for x in inputs)
-        results = self._fused(*numbers, generator=generator)
-        return tuple(
-            new.to(torch.bool) if _is_bool(old) else new
-            for new, old in zip(results, inputs, strict=True)
-        )
+    def _is_ordinary(self, inputs: tuple[Any, ...]) -> bool:
+        """Whether a batch is images on a GPU alone, and no hook wants to see them."""
+        fused = self._fused
+        is_hooked = bool(fused._forward_hooks or fused._forward_pre_hooks)
+        image = inputs[0]
+        return len(inputs) == 1 and image.is_cuda and image.ndim == 4 and not is_hooked
+
+    def _run(self, inputs: tuple[Any, ...], generator: torch.Generator | None) -> Any:
+        results = self._fused(*inputs, generator=generator)
+        return tuple(results) if isinstance(results, list) else results
 
     def _takes_kornia(self, kornia: KorniaTransform, inputs: tuple[Any, ...]) -> bool:
         """Whether a batch is one of those rare ones that Kornia knows and we do not."""
@@ -116,10 +130,6 @@ def _is_for_cpu(inputs: tuple[Any, ...]) -> bool:
     """Whether a batch of images, without labels, is augmented on the CPU."""
     image = inputs[0]
     return len(inputs) == 1 and image.is_cpu and image.numel() > 0
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype is torch.bool
 
 
 def _is_label(key: str, label: Any, image: Tensor) -> bool:

@@ -1,22 +1,39 @@
-"""Into which segments is a chain cut, and how does a member run that is not fused?"""
+"""Into which segments is a chain cut, and how are the numbers of one drawn?"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.kornia_plan import Member
+from gpuprefetch.augment.launches import explain_steps
 from gpuprefetch.augment.operator import register
-from gpuprefetch.augment.parameters import Parameters
+from gpuprefetch.augment.parameters import Parameters, ship
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.errors import BatchError, TransformError
 from gpuprefetch.seeding import generators_seeded
 
-__all__ = ["Segment", "cut", "draw_kept", "run_kept", "split_packs"]
+__all__ = [
+    "Segment",
+    "as_batch",
+    "check_size",
+    "cut",
+    "describe_segment",
+    "draw_for",
+    "draw_kept",
+    "draw_segment",
+    "in_order",
+    "run_kept",
+    "split_packs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +66,66 @@ def cut(members: tuple[Member, ...]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def draw_kept(
-    module: nn.Module,
-    shape: tuple[int, int, int, int],
+def draw_segment(
+    segment: Segment,
+    shape: Sequence[int],
     generator: torch.Generator | None,
+    *,
+    is_pinned: bool = False,
 ) -> tuple[Any, Size]:
-    """Parameters of a member that runs as it is, and the size of its result.
+    """The numbers of one segment for images (B, C, H, W), and its result's size.
+
+    The numbers are a pack (B, n), or what :func:`draw_kept` gives.
+    """
+    batch, _, height, width = shape
+    if segment.sampler is None or segment.plan is None:
+        return draw_kept(segment.members[0].module, shape, generator)
+    pack = segment.sampler(batch, (height, width), generator, is_pinned=is_pinned)
+    return pack, segment.plan.output_size((height, width))
+
+
+# Torch's compiler cannot follow a draw from a generator into numpy.
+_draw_uncompiled: Callable[..., tuple[Any, Size]] = _disable_dynamo(draw_segment)
+
+
+def describe_segment(segment: Segment) -> list[str]:
+    """One line per member: whether it is fused, and why if it is not."""
+    lines = []
+    reasons = explain_steps(segment.plan) if segment.plan else ()
+    for member, why in zip_longest(segment.members, reasons, fillvalue=""):
+        assert isinstance(member, Member)
+        how = f"fused, {why}" if why else "fused"
+        if member.step is None:
+            how = f"as it is: {member.reason}"
+        lines.append(f"({member.name}) {type(member.module).__name__}: {how}")
+    return lines
+
+
+def draw_kept(
+    module: nn.Module, shape: Sequence[int], generator: torch.Generator | None
+) -> tuple[Any, Size]:
+    """What a member needs that runs as it is, and the size of its result, if it tells.
 
     Kornia draws from torch's CPU generator; with a generator of the caller's, that one
     is seeded from it for the moment and then restored.
+
+    Returns:
+        Kornia's parameters; of a module that cannot draw in advance, a seed.
     """
+    size = (shape[-2], shape[-1])
     draw = getattr(module, "forward_parameters", None)
     if draw is None:
-        return None, shape[2:]
+        return _draw_seed(generator), size
     if generator is None:
         params = draw(torch.Size(shape))
     else:
-        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-        with generators_seeded(seed, torch.device("cpu")):
+        with generators_seeded(_draw_seed(generator), torch.device("cpu")):
             params = draw(torch.Size(shape))
-    return params, _kept_size(params, shape[2:])
+    return params, _kept_size(params, size)
+
+
+def _draw_seed(generator: torch.Generator | None) -> int:
+    return int(torch.randint(2**62, (), generator=generator, device="cpu"))
 
 
 def _kept_size(params: Any, size: Size) -> Size:
@@ -87,10 +144,30 @@ def _shape_changes(params: dict[str, Tensor]) -> bool:
     return gate.numel() > 0 and bool(gate[0] > 0.5)
 
 
-def run_kept(module: nn.Module, image: Tensor, params: Any) -> Tensor:
-    if params is None:
-        return cast(Tensor, module(image))
-    return cast(Tensor, module(image, params=params))
+def run_kept(module: nn.Module, image: Tensor, drawn: Any) -> Tensor:
+    """Run a member as it is, with what :func:`draw_kept` gave."""
+    if isinstance(drawn, int):
+        with generators_seeded(drawn, image.device):
+            return cast(Tensor, module(image))
+    return cast(Tensor, module(image, params=drawn))
+
+
+def as_batch(image: Any) -> Tensor:
+    """(B, C, H, W) of one image, of (C, H, W), or of (H, W)."""
+    if not isinstance(image, Tensor) or image.ndim not in (2, 3, 4):
+        came = f"with {image.ndim} dimensions" if isinstance(image, Tensor) else ""
+        raise BatchError(
+            f"an image is a {type(image).__name__} {came}; pass a tensor (B, C, H, W) "
+            "or (C, H, W)."
+        )
+    return image[(None,) * (4 - image.ndim)]
+
+
+def draw_for(piece: Segment, image: Tensor, generator: torch.Generator | None) -> Any:
+    """The numbers of one segment, on the images' device."""
+    draw = _draw_uncompiled if torch.compiler.is_compiling() else draw_segment
+    drawn, _ = draw(piece, image.shape, generator, is_pinned=image.is_cuda)
+    return drawn if piece.plan is None else ship(drawn, image.device)
 
 
 def split_packs(
@@ -104,3 +181,24 @@ def split_packs(
             packs.append(flat[start:end].view(batch, segment.plan.width))
             start = end
     return packs
+
+
+def in_order(
+    pieces: Sequence[Segment], packs: Sequence[Tensor], kept: Sequence[Any]
+) -> Iterator[Any]:
+    """What was drawn, segment by segment."""
+    of_plans, of_kept = iter(packs), iter(kept)
+    return (next(of_kept if piece.plan is None else of_plans) for piece in pieces)
+
+
+def check_size(piece: Segment, image: Tensor, expected: Size) -> None:
+    """The kernel trusts its numbers: a window beyond the image would read strange
+    memory."""
+    size = tuple(image.shape[-2:])
+    if size != expected:
+        raise TransformError(
+            f"{type(piece.members[0].module).__name__} gets images of {size} (height, "
+            f"width), but its parameters were drawn for {expected}: the member before "
+            "it changes the size and does not say so. Give its parameters an "
+            "'output_size', as Kornia's own have; or call without params= and labels."
+        )

@@ -1,15 +1,28 @@
-"""What is a launch compiled for, besides its plan: pixel types, and how it is cut."""
+"""What is said besides the plan: what a caller wants, what a launch is compiled for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import torch
 
 from gpuprefetch.augment.plan import Outside, Resampling
 
-__all__ = ["Pixel", "Tile", "Variant", "chunk_of"]
+__all__ = ["How", "Pixel", "Tile", "Variant", "chunk_of"]
 
 Pixel = Literal["u8", "u16", "f16", "bf16", "f32"]
+
+
+class How(NamedTuple):
+    """How a caller wants a plan to be run. A tuple, since it is hashed per batch."""
+
+    dtype: torch.dtype
+    """Of the result: float16, bfloat16 or float32."""
+    is_channels_last: bool = False
+    """Memory format of the result."""
+    resampling: Resampling = "chained"
+    outside: Outside = "zeros"
 
 
 @dataclass(frozen=True, slots=True)

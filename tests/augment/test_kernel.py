@@ -9,7 +9,7 @@ import pytest
 import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of
 
-from gpuprefetch.augment import kernel
+from gpuprefetch.augment import kernel, operator
 from gpuprefetch.augment.fused import fuse
 from gpuprefetch.augment.kernel import compile_cubin
 from gpuprefetch.augment.launches import split_launches
@@ -161,3 +161,104 @@ def test_torch_compile_sees_one_node() -> None:
 
 def test_the_kernel_says_why_it_cannot_run() -> None:
     assert "needs a CUDA device, not cpu" in kernel.why_not(torch.device("cpu"))
+
+
+# The cache on disk #
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A folder of its own, and a compiler that only counts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls: list[str] = []
+
+    class Core:
+        ProgramOptions = staticmethod(lambda **options: options)
+
+        class Program:
+            def __init__(self, source: str, kind: str, options: object) -> None:
+                calls.append(source)
+
+            def compile(self, kind: str) -> Core.Program:
+                self.code = b"machine code"
+                return self
+
+    class Nvrtc:
+        nvrtcVersion = staticmethod(lambda: (0, 13, 0))
+
+    monkeypatch.setattr(kernel, "_core", lambda: Core)
+    monkeypatch.setattr(kernel, "_nvrtc", lambda: Nvrtc)
+    return calls
+
+
+@pytest.mark.parametrize("damage", [b"", b"mach", b"\0" * 44, b"x" * 44])
+def test_a_damaged_file_is_compiled_again(
+    compiled: list[str], tmp_path: Path, damage: bytes
+) -> None:
+    compile_cubin("", "sm_90")
+    (file,) = tmp_path.rglob("*.cubin")
+    file.write_bytes(damage)
+    assert compile_cubin("", "sm_90") == b"machine code"
+    assert compile_cubin("", "sm_90") == b"machine code"
+    assert len(compiled) == 2
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    assert compile_cubin("", "sm_90") == b"machine code"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_folder_that_cannot_be_made_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compile_cubin("", "sm_90") == b"machine code"
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_user_without_a_home_gets_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    assert compile_cubin("", "sm_90") == b"machine code"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_cannot_be_loaded_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        @staticmethod
+        def nvrtcGetSupportedArchs() -> object:
+            raise RuntimeError("libnvrtc.so: cannot open shared object file")
+
+    monkeypatch.setattr(kernel, "_nvrtc", lambda: Broken)
+    assert "cannot be loaded (libnvrtc.so" in kernel._why_no_compiler((9, 0))
+
+
+def test_a_gpu_that_the_compiler_does_not_know_is_a_reason() -> None:
+    pytest.importorskip("cuda.core")
+    assert kernel._why_no_compiler((9, 0)) == ""
+    assert "does not know sm_990" in kernel._why_no_compiler((99, 0))
+
+
+def test_the_way_without_the_kernel_is_announced_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operator, "_warned", set())
+    monkeypatch.setattr(operator, "why_not", lambda device: "it is too old")
+    for index in (0, 1, 0):
+        operator._announce(torch.device("cuda", index))
+    operator._announce(torch.device("cpu"))
+    assert [record.getMessage().count("too old") for record in caplog.records] == [1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import pytest
 import torch
@@ -13,13 +12,9 @@ from gpuprefetch.augment import plan_kernel
 from gpuprefetch.augment.kernel import Loaded
 from gpuprefetch.augment.plan_kernel import PlanKernel
 from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.variant import How
 
-HOW: dict[str, Any] = {
-    "dtype": torch.float32,
-    "is_channels_last": False,
-    "resampling": "chained",
-    "outside": "zeros",
-}
+HOW = How(torch.float32)
 
 
 class Driver:
@@ -59,7 +54,7 @@ def test_arguments_are_addresses_sizes_and_strides(driver: Driver) -> None:
     planned = PlanKernel(plan)
     image = image_of((4, 3, 90, 70), torch.uint8)[:, :, 10:, 5:]
     pack = Sampler(plan)(4, (80, 65), None)
-    out = planned(image, pack, **HOW)
+    out = planned(image, pack, HOW)
     assert out.shape == (4, 3, 50, 61)
     ((config, values),) = driver.launches
     assert config[2] == 4
@@ -74,7 +69,7 @@ def test_arguments_are_addresses_sizes_and_strides(driver: Driver) -> None:
 def test_a_second_pass_reads_the_result_of_the_first(driver: Driver) -> None:
     plan = plan_of(*chain_of(CHAINS["blur first"]))
     image = image_of((2, 3, 40, 60), torch.uint8)
-    out = PlanKernel(plan)(image, Sampler(plan)(2, (40, 60), None), **HOW)
+    out = PlanKernel(plan)(image, Sampler(plan)(2, (40, 60), None), HOW)
     (_, one), (_, two) = driver.launches[:2]
     assert one[0] == image.data_ptr()
     assert two[0] == one[1]
@@ -86,7 +81,7 @@ def test_each_kind_of_image_is_prepared_once(driver: Driver) -> None:
     planned = PlanKernel(plan)
     for size in (4, 4, 3, 4):
         image = image_of((size, 3, 40, 60), torch.uint8)
-        planned(image, Sampler(plan)(size, (40, 60), None), **HOW)
+        planned(image, Sampler(plan)(size, (40, 60), None), HOW)
     assert len(driver.loaded) == 2
     assert [config[2] for config, _ in driver.launches] == [4, 4, 3, 4]
 
@@ -94,7 +89,7 @@ def test_each_kind_of_image_is_prepared_once(driver: Driver) -> None:
 def test_nothing_is_launched_for_an_empty_batch(driver: Driver) -> None:
     plan = plan_of(*chain_of(CHAINS["imagenet"]))
     image = image_of((0, 3, 40, 60), torch.uint8)
-    out = PlanKernel(plan)(image, Sampler(plan)(0, (40, 60), None), **HOW)
+    out = PlanKernel(plan)(image, Sampler(plan)(0, (40, 60), None), HOW)
     assert out.shape == (0, 3, 50, 61)
     assert driver.launches == []
 
@@ -105,16 +100,16 @@ def test_more_samples_than_the_grid_takes_go_in_parts(
     monkeypatch.setattr(plan_kernel, "_MAX_SAMPLES", 3)
     plan = plan_of(*chain_of(CHAINS["imagenet"]))
     image = image_of((7, 3, 40, 60), torch.uint8)
-    out = PlanKernel(plan)(image, Sampler(plan)(7, (40, 60), None), **HOW)
+    out = PlanKernel(plan)(image, Sampler(plan)(7, (40, 60), None), HOW)
     assert out.shape == (7, 3, 50, 61)
     assert [config[2] for config, _ in driver.launches] == [3, 3, 1]
 
 
 def test_images_that_the_kernel_cannot_read_have_no_call(driver: Driver) -> None:
     planned = PlanKernel(plan_of(*chain_of(CHAINS["imagenet"])))
-    assert planned.find(torch.zeros(1, 3, 40, 60, dtype=torch.int64), **HOW) is None
+    assert planned.find(torch.zeros(1, 3, 40, 60, dtype=torch.int64), HOW) is None
     huge = torch.empty((1, 3, 30000, 30000), dtype=torch.uint8, device="meta")
-    assert planned.find(huge, **HOW) is None
+    assert planned.find(huge, HOW) is None
 
 
 def test_a_failed_launch_is_an_error(driver: Driver) -> None:
@@ -124,5 +119,5 @@ def test_a_failed_launch_is_an_error(driver: Driver) -> None:
         PlanKernel(plan)(
             image_of((2, 3, 40, 60), torch.uint8),
             Sampler(plan)(2, (40, 60), None),
-            **HOW,
+            HOW,
         )

@@ -16,6 +16,7 @@ from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.plan_kernel import PlanKernel
 from gpuprefetch.augment.reference import apply_plan
 from gpuprefetch.augment.sample import Sampler
+from gpuprefetch.augment.variant import How
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,14 +56,7 @@ def test_kernel_equals_reference(name: str, mode: tuple[str, str]) -> None:
     )
     poison = torch.full_like(expected, float("nan"))
     del poison  # The result is written to its memory.
-    actual = PlanKernel(plan)(
-        image,
-        pack,
-        dtype=torch.float32,
-        is_channels_last=False,
-        resampling=mode[0],
-        outside=mode[1],
-    )
+    actual = PlanKernel(plan)(image, pack, How(torch.float32, False, *mode))
     torch.testing.assert_close(actual, expected, rtol=0, atol=5e-4)
 
 
@@ -90,14 +84,7 @@ def test_a_batch_beyond_two_gigabytes() -> None:
         0, 256, (3, 3, 16000, 16000), dtype=torch.uint8, device=DEVICE
     )
     pack = torch.tensor([[0.0], [1.0], [0.0]], device=DEVICE)
-    out = PlanKernel(plan)(
-        image,
-        pack,
-        dtype=torch.float16,
-        is_channels_last=False,
-        resampling="chained",
-        outside="zeros",
-    )
+    out = PlanKernel(plan)(image, pack, How(torch.float16))
     expected = image[2, 2, -3:].flip(-1).float() / 255
     torch.testing.assert_close(out[2, 2, -3:].float(), expected, rtol=0, atol=1e-3)
 

@@ -1,0 +1,52 @@
+"""How does Kornia run a module that cannot be cut into segments?"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from gpuprefetch.augment.parameters import Parameters
+from gpuprefetch.augment.segments import as_batch, draw_kept
+
+if TYPE_CHECKING:
+    from gpuprefetch.augment.kornia_adapter import KorniaTransform
+
+__all__ = ["run_whole"]
+
+# Held while Kornia runs: a container keeps the matrices of a call on itself.
+_kornias_turn = threading.Lock()
+
+
+def run_whole(
+    kornia: KorniaTransform,
+    inputs: tuple[Any, ...],
+    params: Any | None,
+    generator: torch.Generator | None,
+) -> Any:
+    """Run the whole module.
+
+    Args:
+        kornia: The module, made ready.
+        inputs: As ``KorniaTransform.apply_seeded`` takes them.
+        params: Our :class:`Parameters`, or Kornia's; None: drawn here.
+        generator: On the CPU; None: torch's own.
+
+    Returns:
+        As ``KorniaTransform.apply_seeded`` does.
+    """
+    drawn = params.kept[0] if isinstance(params, Parameters) else params
+    if drawn is None:
+        drawn = _draw(kornia.module, inputs[0], generator)
+    run = kornia.apply_seeded if isinstance(drawn, int) else kornia.apply_drawn
+    with _kornias_turn:
+        return run(inputs, drawn)
+
+
+def _draw(module: nn.Module, image: Any, generator: torch.Generator | None) -> Any:
+    """Kornia's parameters of the module; where it cannot tell them, a seed."""
+    if isinstance(image, Tensor) and image.ndim in (3, 4):
+        return draw_kept(module, as_batch(image).shape, generator)[0]
+    return draw_kept(nn.Identity(), (1, 1), generator)[0]
