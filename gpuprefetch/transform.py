@@ -56,6 +56,8 @@ class DeviceTransform:
         copies_inputs: bool,
     ) -> None:
         self._function = function
+        # Asked once: asking a protocol takes longer than drawing the numbers.
+        self._is_seeded = isinstance(function, SeededTransform)
         self._copies_inputs = copies_inputs
         self._selection = selection
         self._seeds = seeds
@@ -83,13 +85,12 @@ class DeviceTransform:
         return placed
 
     def _call(self, inputs: tuple[Any, ...], seed: int) -> Any:
-        function = self._function
-        if isinstance(function, SeededTransform):
-            return function.apply_seeded(inputs, seed)
+        if self._is_seeded:
+            return cast(SeededTransform, self._function).apply_seeded(inputs, seed)
         if self._copies_inputs:
             inputs = map_leaves(inputs, _clone)
         with generators_seeded(seed, self._device):
-            return function(*inputs)
+            return cast(Callable[..., Any], self._function)(*inputs)
 
 
 def _check_kind(result: Any) -> None:

@@ -12,6 +12,7 @@ cost the host a third of torch's, and never wake a pool of threads.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ __all__ = ["Sampler"]
 
 _TRIES = 10  # Windows that RandomResizedCrop draws before it takes the middle one.
 _PER_WINDOW = 4  # Area and log of the aspect ratio of the first try; the place.
+
+_MOST_RECIPES = 64  # Sizes of batches remembered per plan; a few kilobytes each.
 
 # A float32 product of u < 1 may round up to the whole span. Shrunk by this, it does not
 # reach the next whole number for any span below 2^19.
@@ -48,11 +51,12 @@ class _Windows:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What does not change from batch to batch for images of one size."""
+    """What does not change from batch to batch of one size."""
 
     low: _Floats
     span: _Floats
-    """Both (n,): a column's values are ``low + u * span``."""
+    """Both (B, n): a column's values are ``low + u * span``. Spread over the batch:
+    numpy's operations on equal shapes take a third of the time."""
     shared: npt.NDArray[np.intp] | None
     """Columns whose number the whole batch shares; None: no such."""
     windows: tuple[_Windows, ...]
@@ -63,7 +67,7 @@ class Sampler:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._recipes: dict[Size, _Recipe] = {}
+        self._recipes: dict[tuple[int, Size], _Recipe] = {}
 
     def __call__(
         self,
@@ -86,19 +90,20 @@ class Sampler:
         Raises:
             ImageSizeError: A crop is larger than the image that reaches it.
         """
-        recipe = self._recipes.get(size)
-        if recipe is None:
-            recipe = self._recipes[size] = _make_recipe(self.plan, size)
+        recipe = self._recipe(batch, size)
         width, whole = self.plan.width, self.plan.whole
-        end = batch * width
+        # The windows' numbers lie in rows behind those of the pack.
         drawn = torch.rand(
-            end + batch * _PER_WINDOW * len(recipe.windows),
+            (batch, width)
+            if not recipe.windows
+            else batch * (width + _PER_WINDOW * len(recipe.windows)),
             generator=generator,
             dtype=torch.float32,
             device="cpu",
             pin_memory=is_pinned,
         )
-        flat = drawn.numpy()
+        end = batch * width
+        flat = drawn.numpy().reshape(-1)
         pack = flat[:end].reshape(batch, width)
         if recipe.shared is not None and batch:
             pack[:, recipe.shared] = pack[0, recipe.shared]
@@ -106,14 +111,26 @@ class Sampler:
         pack += recipe.low
         if whole:
             np.floor(pack[:, :whole], out=pack[:, :whole])
+        if not recipe.windows:
+            return drawn
         for windows in recipe.windows:
             start, end = end, end + batch * _PER_WINDOW
             u = flat[start:end].reshape(_PER_WINDOW, batch)
             _place_windows(windows, u, pack, generator)
         return drawn[: batch * width].view(batch, width)
 
+    def _recipe(self, batch: int, size: Size) -> _Recipe:
+        try:
+            return self._recipes[batch, size]
+        except KeyError:
+            pass
+        if len(self._recipes) >= _MOST_RECIPES:
+            self._recipes.clear()
+        recipe = self._recipes[batch, size] = _make_recipe(self.plan, batch, size)
+        return recipe
 
-def _make_recipe(plan: Plan, size: Size) -> _Recipe:
+
+def _make_recipe(plan: Plan, batch: int, size: Size) -> _Recipe:
     columns = plan.columns(size)
     windows = []
     for step, layout, before in plan.walk(size):
@@ -129,11 +146,15 @@ def _make_recipe(plan: Plan, size: Size) -> _Recipe:
         for column in columns
     ]
     return _Recipe(
-        low=np.array([column.low for column in columns], dtype=np.float32),
-        span=np.array(spans, dtype=np.float32),
+        low=_spread([column.low for column in columns], batch),
+        span=_spread(spans, batch),
         shared=np.array(shared) if shared else None,
         windows=tuple(windows),
     )
+
+
+def _spread(row: Sequence[float], batch: int) -> _Floats:
+    return np.array([row], dtype=np.float32).repeat(batch, axis=0)
 
 
 def _require_room(name: str, window: Size, canvas: Size) -> None:
