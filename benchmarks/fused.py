@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import must_reach, pipelines
+from benchmarks import must_reach, next_time, pipelines
 from benchmarks.must_reach import Bench, Sizes
 from benchmarks.pipelines import Pair
 from gpuprefetch import workloads
@@ -123,16 +123,24 @@ def measure_host(bench: Bench) -> None:
         "no transform": (None, {}),
         "chain with ColorJitter": (jitter_chain(sizes.image_size), {}),
     }
-    samples: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(3):
-        for name, (transform, _) in cases.items():
-            batches = pipelines.stream_prefetch(pinned, device, transform)
-            steps = max(sizes.overhead_steps // 3, 4)
-            samples[name] += must_reach.time_next(batches, steps, must_reach.spin)[0]
-    for name, (_, target) in cases.items():
-        median = statistics.median(samples[name])
-        title = f"next(), {name}"
-        bench.add(title, median, "us", samples=samples[name], **target)
+    starts: Variants = {
+        name: lambda transform=transform: pipelines.stream_prefetch(
+            pinned, device, transform
+        )
+        for name, (transform, _) in cases.items()
+    }
+    if device.type == "cuda":
+        starts["copy by hand, one ahead"] = lambda: pipelines.one_ahead(pinned, device)
+    next_us, _ = next_time.time_next_in_turns(
+        starts,
+        rounds=sizes.overhead_rounds,
+        steps=sizes.overhead_steps,
+        pause=next_time.make_busy(device),
+    )
+    for name, samples in next_us.items():
+        target = cases[name][1] if name in cases else {}
+        median = statistics.median(samples)
+        bench.add(f"next(), {name}", median, "us", samples=samples, **target)
 
 
 def measure_counts(bench: Bench) -> None:

@@ -28,12 +28,10 @@ from unittest import mock
 
 import torch
 
-from benchmarks import pipelines
+from benchmarks import next_time, pipelines
 from benchmarks.machine import describe_machine
 from benchmarks.pipelines import Pair, Step
 from gpuprefetch import host_lead, workloads
-
-_PAUSE_S = 0.003  # Between two batches where the loader's own time is measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +47,20 @@ class Sizes:
     loader_steps: int = 200
     """The same over a DataLoader, whose workers have 16 batches ready."""
     num_workers: int = 8
-    overhead_steps: int = 250
+    overhead_steps: int = 40
+    overhead_rounds: int = 6
 
 
 _TINY = Sizes(
-    32, 2, steps=4, warmup=2, rounds=2, loader_steps=4, num_workers=1, overhead_steps=8
+    32,
+    2,
+    steps=4,
+    warmup=2,
+    rounds=2,
+    loader_steps=4,
+    num_workers=1,
+    overhead_steps=4,
+    overhead_rounds=2,
 )
 
 
@@ -206,55 +213,28 @@ def measure_overhead(bench: Bench) -> None:
     if device.type == "cuda":
         by_hand = pipelines.one_ahead
         cases["by hand, pinned"] = (lambda: by_hand(pinned, device, _same), {})
-    for name, (start, target) in cases.items():
-        next_us, drop_us = time_next(start(), sizes.overhead_steps, spin)
-        median = statistics.median(next_us)
-        bench.add(f"next(), {name}", median, "us", samples=next_us, **target)
-        bench.add(f"next(), {name}: p90", _p90(next_us), "us")
-        bench.add(f"dropping the batch, {name}", statistics.median(drop_us), "us")
-    for name in ("pinned", "by hand, pinned"):
-        if name in cases:
-            start = cases[name][0]
-            next_us, _ = time_next(start(), sizes.overhead_steps, sleep)
-            median = statistics.median(next_us)
-            bench.add(f"next(), {name}, after a sleep", median, "us", samples=next_us)
+    starts = {name: start for name, (start, _) in cases.items()}
+    busy = next_time.make_busy(device)
+    next_us, drop_us = next_time.time_next_in_turns(
+        starts, rounds=sizes.overhead_rounds, steps=sizes.overhead_steps, pause=busy
+    )
+    for name, (_, target) in cases.items():
+        samples = next_us[name]
+        median = statistics.median(samples)
+        bench.add(f"next(), {name}", median, "us", samples=samples, **target)
+        bench.add(f"next(), {name}: p90", _p90(samples), "us")
+        bench.add(f"dropping the batch, {name}", drop_us[name], "us")
+    pinned_only = {name: starts[name] for name in starts if "pinned" in name}
+    next_us, _ = next_time.time_next_in_turns(
+        pinned_only, rounds=1, steps=sizes.overhead_steps, pause=next_time.sleep
+    )
+    for name, samples in next_us.items():
+        median = statistics.median(samples)
+        bench.add(f"next(), {name}, after a sleep", median, "us", samples=samples)
 
 
 def _same(images: torch.Tensor) -> torch.Tensor:
     return images
-
-
-def sleep() -> None:
-    time.sleep(_PAUSE_S)
-
-
-def spin() -> None:
-    """Keep the core awake, as a loop that issues kernels does."""
-    end = time.perf_counter() + _PAUSE_S
-    while time.perf_counter() < end:
-        pass
-
-
-def time_next(
-    batches: Iterator[Pair], num_steps: int, pause: Callable[[], None]
-) -> tuple[list[float], list[float]]:
-    """Time next() and the dropping of the batch after it, in us."""
-    next_us, drop_us = [], []
-    warmup = max(num_steps // 10, 3)
-    try:
-        for number in range(num_steps + warmup):
-            pause()
-            start = time.perf_counter_ns()
-            batch = next(batches)
-            middle = time.perf_counter_ns()
-            del batch
-            end = time.perf_counter_ns()
-            if number >= warmup:
-                next_us.append((middle - start) / 1e3)
-                drop_us.append((end - middle) / 1e3)
-    finally:
-        batches.close()  # type: ignore[attr-defined]
-    return next_us, drop_us
 
 
 def _p90(samples: list[float]) -> float:

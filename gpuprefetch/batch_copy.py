@@ -45,18 +45,19 @@ class BatchCopy:
         return self._move_other(leaf)
 
     def _copy_staged(self, leaf: StagedLeaf) -> torch.Tensor:
+        self.num_bytes += leaf.num_bytes
+        if leaf.host is not None:
+            leaf_device = self._to_device(leaf.host)
+        else:
+            if self._shared_device is None:
+                self._shared_device = self._to_device(self._shared_host())
+            leaf_device = tensor_in(self._shared_device, leaf, leaf.offset)
+        return wrap_like(leaf_device, leaf.like)
+
+    def _shared_host(self) -> torch.Tensor:
         slot = self._prepared.slot
         assert slot is not None
-        self.num_bytes += leaf.num_bytes
-        if leaf.is_shared:
-            if self._shared_device is None:
-                shared_host = slot.bytes_host[: slot.shared_bytes]
-                self._shared_device = self._to_device(shared_host)
-            leaf_device = tensor_in(self._shared_device, leaf, leaf.offset)
-        else:
-            leaf_host = tensor_in(slot.bytes_host, leaf, leaf.offset)
-            leaf_device = self._to_device(leaf_host)
-        return wrap_like(leaf_device, leaf.like)
+        return slot.bytes_host[: slot.shared_bytes]
 
     def _copy_tensor(self, leaf: torch.Tensor) -> torch.Tensor:
         self.reads_source = True

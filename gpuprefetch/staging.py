@@ -45,13 +45,25 @@ class StagedLeaf:
     A plain class on purpose: a dataclass would be walked as a part of the batch.
     """
 
-    __slots__ = ("dtype", "is_shared", "like", "num_bytes", "offset", "shape", "stride")
+    __slots__ = (
+        "dtype",
+        "host",
+        "is_shared",
+        "like",
+        "num_bytes",
+        "offset",
+        "shape",
+        "stride",
+    )
 
     def __init__(self, leaf: torch.Tensor) -> None:
         self.num_bytes = leaf.numel() * leaf.element_size()
         """Bytes that the leaf takes, without padding."""
         self.is_shared = self.num_bytes <= _SHARED_LEAF_BYTES
         """Whether it travels in the one block of the small leaves."""
+        self.host: torch.Tensor | None = None
+        """The leaf in the slot, where it travels on its own; set when that is filled.
+        Made by the thread that fills, to spare the one that issues copies."""
         self.offset = 0
         """First byte in the slot; set when the slot is laid out."""
         self.dtype = leaf.dtype
@@ -177,6 +189,8 @@ def fill_slot(
     slot.shared_bytes, num_bytes = _lay_out(staged)
     slot.reserve(num_bytes, allocate)
     for leaf, place in zip(leaves_host, staged, strict=True):
+        if not place.is_shared:
+            place.host = tensor_in(slot.bytes_host, place, place.offset)
         if place.num_bytes == 0:
             continue
         if leaf.stride() == place.stride and not (leaf.is_conj() or leaf.is_neg()):
@@ -191,6 +205,10 @@ def fill_slot(
 
 def _lay_out(staged: list[StagedLeaf]) -> tuple[int, int]:
     """Place small leaves first, then large ones; give the shared and all bytes."""
+    small = [place for place in staged if place.is_shared]
+    if len(small) == 1:
+        # On its own it is copied as it is: no part of a block has to be built.
+        small[0].is_shared = False
     end = shared_bytes = 0
     for place in sorted(staged, key=lambda place: not place.is_shared):
         place.offset = end

@@ -28,10 +28,12 @@ __all__ = [
 
 @runtime_checkable
 class SeededTransform(Protocol):
-    """A transform that takes the batch's seed and leaves global generators alone."""
+    """A transform that takes seeds and leaves the global generators alone."""
 
-    def apply_seeded(self, inputs: tuple[Any, ...], seed: int) -> Any:
-        """Transform ``inputs``; equal seeds give equal results."""
+    def apply_batch(
+        self, inputs: tuple[Any, ...], seeds: BatchSeeds, batch_index: int
+    ) -> Any:
+        """Transform one batch; equal seeds and equal indices give equal results."""
 
 
 class DeviceTransform:
@@ -56,6 +58,8 @@ class DeviceTransform:
         copies_inputs: bool,
     ) -> None:
         self._function = function
+        # Asked once: asking a protocol takes longer than drawing the numbers.
+        self._is_seeded = isinstance(function, SeededTransform)
         self._copies_inputs = copies_inputs
         self._selection = selection
         self._seeds = seeds
@@ -72,9 +76,8 @@ class DeviceTransform:
         """
         if batch is None:
             return None
-        seed = self._seeds.of_batch(batch_index)
         inputs = (batch,) if self._selection is None else self._selection.take(batch)
-        result = self._call(inputs, seed)
+        result = self._call(inputs, batch_index)
         placed = result
         if self._selection is not None:
             placed = self._selection.put(batch, result)
@@ -82,14 +85,14 @@ class DeviceTransform:
         check_on_device(placed, self._device)
         return placed
 
-    def _call(self, inputs: tuple[Any, ...], seed: int) -> Any:
-        function = self._function
-        if isinstance(function, SeededTransform):
-            return function.apply_seeded(inputs, seed)
+    def _call(self, inputs: tuple[Any, ...], batch_index: int) -> Any:
+        if self._is_seeded:
+            seeded = cast(SeededTransform, self._function)
+            return seeded.apply_batch(inputs, self._seeds, batch_index)
         if self._copies_inputs:
             inputs = map_leaves(inputs, _clone)
-        with generators_seeded(seed, self._device):
-            return function(*inputs)
+        with generators_seeded(self._seeds.of_batch(batch_index), self._device):
+            return cast(Callable[..., Any], self._function)(*inputs)
 
 
 def _check_kind(result: Any) -> None:

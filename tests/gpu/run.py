@@ -42,6 +42,9 @@ _REST_LIMIT_S = 240.0
 # Python 3.12 warns when a process with threads forks workers. CUDA has threads.
 _FORK_WARNING = "ignore:This process:DeprecationWarning"
 
+_PROMISES = ("must_reach", "fused")
+"""The benchmarks that have targets."""
+
 _MOST_ATTEMPTS = 3
 _NOTHING_SELECTED = 5  # Exit status of pytest.
 
@@ -233,36 +236,30 @@ def _add_events(
 
 
 def run_benchmarks(run: Run) -> dict[str, Any]:
-    """Measure what was promised, then run the comparison of pytest-benchmark.
+    """Measure what was promised.
 
     Returns:
-        The report of ``benchmarks.must_reach``, or what is known of its failure.
+        Of all benchmarks of promises together: figures, and errors by measurement.
     """
-    report = run.scratch / "must_reach.json"
-    limit_s = min(230.0, run.seconds_left - 15)
-    is_short = limit_s < 150
-    # No measurement is begun so late that it would be cut off.
-    status = run.call(
-        *("-m", "benchmarks.must_reach", "--out", str(report)),
-        *("--budget-s", f"{max(limit_s - (30 if is_short else 70), 20):.0f}"),
-        *("--rounds", "3" if is_short else "5"),
-        limit_s=limit_s,
-    )
-    if run.seconds_left > 40:
-        bench_status = run.call(
-            *("-m", "pytest", "benchmarks", "-q", "-p", "no:cacheprovider"),
-            *("--benchmark-enable", "--benchmark-only"),
-            "--benchmark-columns=median,iqr,rounds",
-            limit_s=min(90.0, run.seconds_left - 10),
+    figures: list[dict[str, Any]] = []
+    errors: dict[str, str] = {}
+    for number, name in enumerate(_PROMISES):
+        report = run.scratch / f"{name}.json"
+        share_s = (run.seconds_left - 15) / (len(_PROMISES) - number)
+        # No measurement is begun so late that it would be cut off.
+        status = run.call(
+            *("-m", f"benchmarks.{name}", "--out", str(report)),
+            *("--budget-s", f"{max(share_s - 25, 20):.0f}"),
+            *("--rounds", "3" if share_s < 100 else "5"),
+            limit_s=share_s,
         )
-        if bench_status != 0:
-            run.outcomes.fail("pytest benchmarks", f"exit status {bench_status}")
-    else:
-        run.say("pytest benchmarks: left out, no time")
-    if not report.exists():
-        return {"errors": {"must_reach": f"no report; exit status {status}"}}
-    loaded: dict[str, Any] = json.loads(report.read_text())
-    return loaded
+        if report.exists():
+            loaded = json.loads(report.read_text())
+            figures += loaded["figures"]
+            errors |= loaded["errors"]
+        else:
+            errors[name] = f"no report; exit status {status}"
+    return {"figures": figures, "errors": errors}
 
 
 # Record #
@@ -381,7 +378,8 @@ def main(arguments: list[str] | None = None) -> int:
             _summarize(run, record)
             if options.out is not None:
                 options.out.mkdir(parents=True, exist_ok=True)
-                for name in (_LAST_RUN.name, "must_reach.json", "gpu.log"):
+                reports = (f"{name}.json" for name in _PROMISES)
+                for name in (_LAST_RUN.name, *reports, "gpu.log"):
                     if (run.scratch / name).exists():
                         shutil.copy(run.scratch / name, options.out)
     return 0 if _is_good(record) else 1

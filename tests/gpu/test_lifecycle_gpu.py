@@ -235,7 +235,9 @@ _INTERRUPTED = {
         train()
     except KeyboardInterrupt:
         pass
-    print("left:", wait_until_gone(2.0), flush=True)
+    # Ctrl-C ends the workers too. A thread that waits for a batch of theirs learns of
+    # it when DataLoader next looks after them: every 5 seconds.
+    print("left:", wait_until_gone(7.0), flush=True)
     """,
     "uncaught": """
     train()
