@@ -148,7 +148,7 @@ def _run(
     call = _find_call(image, plan, dtype, is_channels_last, resampling, outside)
     if call is not None:
         return call(image, pack)
-    reason = why_not(image.device)
+    reason = why_not(image.device) or _plans[plan].why_not(image)
     if image.is_cuda and reason and reason not in _warned:
         _warned.add(reason)
         logger.warning(
