@@ -203,6 +203,8 @@ def test_colors_are_kornias_with_the_same_numbers(
 ) -> None:
     """On images of noise, with grey, black and white stripes."""
     chain, (images,) = make(), batches(1, 16)
+    # A jitter's factors multiply what the steps before it are apart.
+    atol = 1e-4 if len(chain) == 1 else 3e-4
     images[:, :, 10:20] = images[:, :1, 10:20]
     images[:, :, 30:35], images[:, :, 40:45] = 0, 255
     floats = images.float() / 255
@@ -215,7 +217,7 @@ def test_colors_are_kornias_with_the_same_numbers(
             expected = member(expected, params=drawn)
         given = (images if dtype is torch.uint8 else floats).to(CUDA)
         came = fused(given, params=params)
-        torch.testing.assert_close(came.cpu(), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(came.cpu(), expected, rtol=0, atol=atol)
         assert torch.equal(came, fused(given, params=params))
 
 
