@@ -88,7 +88,7 @@ def measure_training(bench: Bench) -> None:
 
 
 def measure_jitter(bench: Bench) -> None:
-    """Train with a chain that Kornia runs a part of."""
+    """Train with a chain that takes two launches, one of them for a mean."""
     sizes, device = bench.sizes, bench.device
     size = sizes.batch_size, sizes.image_size
     pinned, chain = pipelines.InMemory(*size, pin=True), jitter_chain(sizes.image_size)

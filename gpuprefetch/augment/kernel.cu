@@ -1102,7 +1102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
   float* planes = reinterpret_cast<float*>(memory);
   Texel* texels = reinterpret_cast<Texel*>(memory + (HAS_BLUR ? CHUNK * PLANE * 4 : 0));
   STATIC_SHARED Geometry g;
-  constexpr int PARTS = 16;  // threads that add up many numbers, before one adds up theirs
+  constexpr int PARTS = 32;  // threads that add up many numbers, before one adds up theirs
   STATIC_SHARED float parts[PARTS], mean;
 
   const int sample = blockIdx.z;

@@ -269,7 +269,7 @@ def _jitter(kind: str, module: nn.Module) -> Step:
     draw = cast(Any, module)._param_generator
     ranges: dict[str, tuple[float, float] | None] = {}
     for name, neutral in _NEUTRAL.items():
-        _refuse_odd_tensor(name, getattr(draw, name))
+        _require_float32(name, getattr(draw, name))
         low_high = _range(getattr(draw, f"{name}_sampler"))
         ranges[name] = None if low_high == (neutral, neutral) else low_high
     return Jitter(
@@ -285,14 +285,11 @@ def _jitter(kind: str, module: nn.Module) -> Step:
 _NEUTRAL = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
 
 
-def _refuse_odd_tensor(name: str, value: Any) -> None:
+def _require_float32(name: str, value: Any) -> None:
     """Kornia computes a draw's numbers in the dtype of a range that is a tensor."""
-    if isinstance(value, Tensor):
-        if value.requires_grad:
-            raise Unfusable(f"{name} is learnt")
-        if value.dtype != torch.float32:
-            dtype = str(value.dtype).removeprefix("torch.")
-            raise Unfusable(f"{name} is a tensor of {dtype}, not of float32")
+    if isinstance(value, Tensor) and value.dtype != torch.float32:
+        dtype = str(value.dtype).removeprefix("torch.")
+        raise Unfusable(f"{name} is a tensor of {dtype}, not of float32")
 
 
 def _grayscale(kind: str, module: nn.Module) -> Step:
@@ -310,7 +307,7 @@ def _grayscale(kind: str, module: nn.Module) -> Step:
 def _erase(kind: str, module: nn.Module) -> Step:
     draw = cast(Any, module)._param_generator
     for name in ("scale", "ratio"):
-        _refuse_odd_tensor(name, getattr(draw, name))
+        _require_float32(name, getattr(draw, name))
     scale, ratio = _floats(draw.scale), _floats(draw.ratio)
     return Erase(
         kind,

@@ -120,7 +120,7 @@ def _run(
     call = _find_call(image, plan, how)
     if call is not None:
         return call(image, pack)
-    _announce(image.device)
+    _announce(image, plan)
     out = apply_plan(
         _plans[plan].plan,
         to_unit_range(image),
@@ -132,9 +132,11 @@ def _run(
     return out.to(dtype, copy=True, memory_format=_format(is_channels_last))
 
 
-def _announce(device: torch.device) -> None:
-    """Say once why a CUDA device gets no kernel."""
-    reason = why_not(device) if device.type == "cuda" else ""
+def _announce(image: Tensor, plan: str) -> None:
+    """Say once why images on a CUDA device get no kernel."""
+    if not image.is_cuda:
+        return
+    reason = why_not(image.device) or _plans[plan].why_not(image)
     if not reason or reason in _warned:
         return
     _warned.add(reason)

@@ -142,10 +142,21 @@ class PlanKernel:
         call = self._calls[key] = self._make_call(image, how)
         return call
 
+    def why_not(self, image: Tensor) -> str:
+        """Why the kernel cannot take images of this shape; empty: it can."""
+        if not _fits_32_bits(image):
+            return "one image takes more than 2^31 elements"
+        channels = image.shape[1]
+        if chunk_of(channels) != channels and self._weighs_all_channels:
+            return f"a block has at most 4 of the {channels} channels of a pixel"
+        return ""
+
+    @property
+    def _weighs_all_channels(self) -> bool:
+        return any(isinstance(step, Grayscale) for step in self.plan.steps)
+
     def _make_call(self, image: Tensor, how: How) -> KernelCall | None:
-        if image.dtype not in PIXELS or not _fits_32_bits(image):
-            return None
-        if not self._takes_channels(image.shape[1]):
+        if image.dtype not in PIXELS or self.why_not(image):
             return None
         if image.shape[0] > _MAX_SAMPLES:
 
@@ -180,11 +191,6 @@ class PlanKernel:
                 memory_format=last.memory_format,
             )
         return functools.partial(_run_stages, tuple(stages))
-
-    def _takes_channels(self, channels: int) -> bool:
-        """Whether a block has all channels of a pixel, where a step needs them."""
-        has_all = channels == chunk_of(channels)
-        return has_all or not any(isinstance(s, Grayscale) for s in self.plan.steps)
 
     def _make_stage(
         self,

@@ -106,7 +106,9 @@ class Jitter:
     (3). None: all, in an order drawn per batch."""
     p: float = 1.0
     same_on_batch: bool = False
-    ORDERS: ClassVar = tuple(itertools.permutations(range(4)))
+    ORDERS: ClassVar[tuple[tuple[int, ...], ...]] = tuple(
+        itertools.permutations(range(4))
+    )
     """The orders that can be drawn."""
 
     def output_size(self, size: Size) -> Size:

@@ -117,6 +117,15 @@ def chain_of(names: tuple[str, ...]) -> nn.Sequential:
     return nn.Sequential(*(MEMBERS[name]() for name in names))
 
 
+def gain_of(names: tuple[str, ...]) -> float:
+    """How much a chain may multiply a difference that arises within it.
+
+    A normalization divides by the deviation, and a jitter's factors are above 1.
+    """
+    raising = ("normalize", "jitter", "jiggle")
+    return 4.0 ** sum(name.startswith(raising) for name in names)
+
+
 def random_chains(max_size: int = 5) -> st.SearchStrategy[tuple[str, ...]]:
     """Any members in any order; the image (37, 53) is large enough for most crops."""
     return st.lists(

@@ -242,8 +242,8 @@ def test_a_fused_module_can_be_sent_to_another_process(
     )
 
 
-def test_erased_masks_are_kornias_to_erase() -> None:
-    """RandomErasing is an intensity member, and erases masks too."""
+def test_masks_are_erased_too() -> None:
+    """RandomErasing is an intensity member, but not for masks."""
     chain = K.AugmentationSequential(
         K.RandomHorizontalFlip(p=1.0),
         K.RandomErasing(p=1.0),
@@ -253,6 +253,7 @@ def test_erased_masks_are_kornias_to_erase() -> None:
     image, mask = image_of((2, 3, 20, 30), torch.float32), torch.ones(2, 1, 20, 30)
     params = fused.sample(image.shape)
     expected = chain(image, mask, params=fused.to_kornia(params))
+    assert fused.is_fused
     torch.testing.assert_close(fused(image, mask, params=params)[1], expected[1])
     assert expected[1].min() == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import kornia.augmentation as K
@@ -12,7 +13,7 @@ from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of
 from gpuprefetch.augment import kernel, operator
 from gpuprefetch.augment.fused import fuse
 from gpuprefetch.augment.kernel import compile_cubin
-from gpuprefetch.augment.launches import split_launches
+from gpuprefetch.augment.launches import mean_launch, split_launches
 from gpuprefetch.augment.lower import write_header
 from gpuprefetch.augment.operator import register
 from gpuprefetch.augment.plan import Plan
@@ -31,15 +32,19 @@ VARIANTS = [
 
 
 def compile_all(plan: Plan, variant: Variant, arch: str) -> list[bytes]:
+    """Every launch of a plan, those for means included."""
+    launches = split_launches(plan)
+    whole = [(launch, variant) for launch in launches]
+    of_means = replace(variant, output="f32", is_channels_last=False)
+    means = [(mean_launch(plan, launch), of_means) for launch in launches]
     return [
         compile_cubin(
-            write_header(
-                plan, launch, variant, choose_tile(plan, launch, variant, (60, 90))
-            ),
+            write_header(plan, launch, how, choose_tile(plan, launch, how, (60, 90))),
             arch,
             is_cached=False,
         )
-        for launch in split_launches(plan)
+        for launch, how in [*means, *whole]
+        if launch is not None
     ]
 
 
@@ -55,6 +60,24 @@ def test_the_seed_chain_compiles(variant: Variant, arch: str) -> None:
         K.Normalize(0.5, 0.2),
     )
     assert all(compile_all(chain, variant, arch))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_chain_with_colors_compiles(variant: Variant, arch: str) -> None:
+    pytest.importorskip("cuda.core")
+    hue = 0.1 if variant.channels == 3 else 0.0
+    gray = [K.RandomGrayscale()] if variant.channels <= 4 else []
+    chain = plan_of(
+        K.RandomResizedCrop((40, 40)),
+        K.ColorJitter(0.2, 0.2, hue, hue),
+        *gray,
+        K.RandomGaussianBlur((7, 7), (0.1, 2.0)),
+        K.RandomErasing(),
+        K.Normalize(0.5, 0.2),
+        K.ColorJiggle(0.2, 0.2, hue, hue, order=(3, 1, 0, 2)),
+    )
+    assert len(compile_all(chain, variant, arch)) == 3
 
 
 @pytest.mark.parametrize("name", CHAINS)

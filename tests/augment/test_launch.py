@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from typing import Any
 
 import pytest
 import torch
@@ -32,13 +34,14 @@ class Driver:
 
     def _load(self, header: str, device: torch.device, shared: int) -> Loaded:
         self.loaded.append(header)
-        return Loaded(self._launch, "function", None)
+        count = 14 if "HAS_MEAN 1" in header else 12
+        return Loaded(functools.partial(self._launch, count), "function", None)
 
-    def _launch(self, function: str, *rest: int) -> tuple[int]:
+    def _launch(self, count: int, function: str, *rest: int) -> tuple[int]:
         assert function == "function"
         *config, pointers, extra = rest
         assert extra == 0
-        addresses = (ctypes.c_void_p * 12).from_address(pointers)
+        addresses = (ctypes.c_void_p * count).from_address(pointers)
         values = [ctypes.c_longlong.from_address(one).value for one in addresses]
         self.launches.append((tuple(config), values))
         return (self.status,)
@@ -74,6 +77,19 @@ def test_a_second_pass_reads_the_result_of_the_first(driver: Driver) -> None:
     assert one[0] == image.data_ptr()
     assert two[0] == one[1]
     assert driver.launches[-1][1][1] == out.data_ptr()
+
+
+def test_sums_go_from_the_mean_launch_to_the_next(driver: Driver) -> None:
+    plan = plan_of(*chain_of(CHAINS["seed jittered"]))
+    image = image_of((3, 3, 40, 60), torch.uint8)
+    out = PlanKernel(plan)(image, Sampler(plan)(3, (40, 60), None), **HOW)
+    (tiles, mean), (_, whole) = driver.launches
+    assert mean[0] == whole[0] == image.data_ptr()
+    assert mean[2] == whole[2]
+    assert mean[4:12] == whole[4:12]
+    assert whole[1] == out.data_ptr()
+    # The sums lie where the mean launch wrote, as many as it has blocks per sample.
+    assert whole[12:] == [mean[1], tiles[0] * tiles[1]]
 
 
 def test_each_kind_of_image_is_prepared_once(driver: Driver) -> None:

@@ -32,9 +32,22 @@ def imagenet_chain() -> nn.Sequential:
     )
 
 
+def simclr_chain() -> nn.Sequential:
+    return nn.Sequential(
+        K.RandomResizedCrop((64, 80)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((9, 9), (0.1, 2.0)),
+        K.Normalize(torch.full((3,), 0.5), torch.full((3,), 0.25)),
+        K.RandomErasing(value=0.5),
+    )
+
+
 CHAINS: dict[str, Callable[[], nn.Module]] = {
     "demo": lambda: kornia_chain(SIZE),
     "imagenet": imagenet_chain,
+    "simclr": simclr_chain,
 }
 chains = pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
 
@@ -111,13 +124,14 @@ def profiled(steps: Iterator[torch.Tensor], count: int) -> Counter[str]:
 def test_one_launch_and_one_copy_of_numbers_per_batch(
     make: Callable[[], nn.Module],
 ) -> None:
-    source = batches(30)
+    """A jitter's contrast takes one more, for the mean of each image."""
+    source, launches = batches(30), 2 if make is simclr_chain else 1
     steps = iter(StreamPrefetchLoader(source, make(), device=CUDA, seed=4))
     for _ in range(5):
         next(steps)
     found = profiled(steps, 10)
     # Each batch: one kernel; one copy of its images, one of its numbers.
-    assert found["ours"] == found["kernel"] == 10, found
+    assert found["ours"] == found["kernel"] == 10 * launches, found
     assert found["copy"] == 20, found
 
 
@@ -155,6 +169,70 @@ def test_a_compiled_caller_keeps_the_operator() -> None:
 
     compiled = torch.compile(double, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(images, pack), fused(images, params=params) * 2)
+
+
+def rotated_then(*members: nn.Module) -> nn.Sequential:
+    blur = K.RandomGaussianBlur((7, 7), (0.1, 2.0))
+    return nn.Sequential(K.RandomRotation(30.0), *members, blur)
+
+
+COLORS: dict[str, Callable[[], nn.Sequential]] = {
+    "jitter": lambda: nn.Sequential(K.ColorJitter(0.4, 0.4, 0.4, 0.3, p=0.8)),
+    "jitter in order": lambda: rotated_then(
+        K.ColorJitter(0.4, 0.4, (0.0, 3.0), 0.5, order=(3, 1, 2, 0))
+    ),
+    "jitter between": lambda: rotated_then(K.ColorJitter(0.4, 0.4, 0.4, 0.3)),
+    "jitter first": lambda: nn.Sequential(
+        K.ColorJitter(0.4, 0.4, 0.4, 0.3), *rotated_then()
+    ),
+    "jitter last": lambda: nn.Sequential(
+        *rotated_then(), K.ColorJitter(0.4, 0.4, 0.4, 0.3)
+    ),
+    "jiggle": lambda: rotated_then(K.ColorJiggle(0.3, 0.4, (0.0, 3.0), 0.5, p=0.8)),
+    "grayscale": lambda: rotated_then(K.RandomGrayscale(p=0.5)),
+    "erasing": lambda: nn.Sequential(
+        *rotated_then(K.RandomErasing(value=0.3)), K.RandomErasing(same_on_batch=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("make", COLORS.values(), ids=COLORS)
+def test_colors_are_kornias_with_the_same_numbers(
+    make: Callable[[], nn.Sequential], dtype: torch.dtype
+) -> None:
+    """On images of noise, with grey, black and white stripes."""
+    chain, (images,) = make(), batches(1, 16)
+    # A jitter's factors multiply what the steps before it are apart.
+    atol = 1e-4 if len(chain) == 1 else 3e-4
+    images[:, :, 10:20] = images[:, :1, 10:20]
+    images[:, :, 30:35], images[:, :, 40:45] = 0, 255
+    floats = images.float() / 255
+    fused = fuse(chain)
+    assert fused.is_fused
+    for seed in range(3):
+        params = fused.sample(images.shape, torch.Generator().manual_seed(seed))
+        expected = floats
+        for member, drawn in zip(chain, fused.to_kornia(params), strict=True):
+            expected = member(expected, params=drawn)
+        given = (images if dtype is torch.uint8 else floats).to(CUDA)
+        came = fused(given, params=params)
+        torch.testing.assert_close(came.cpu(), expected, rtol=0, atol=atol)
+        assert torch.equal(came, fused(given, params=params))
+
+
+def test_the_mean_is_that_of_the_whole_image() -> None:
+    """Also of one with more tiles than threads that add up their sums."""
+    chain = nn.Sequential(
+        K.Resize((700, 900)), K.ColorJitter(contrast=(0.0, 1e-9)), K.Resize((8, 8))
+    )
+    (images,) = batches(1)
+    expected = chain[0](images.float() / 255)
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    means = (expected * weights).sum(1).mean((1, 2))
+    came = fuse(chain)(images.to(CUDA)).cpu()
+    wanted = means[:, None, None, None].expand_as(came)
+    torch.testing.assert_close(came, wanted, rtol=0, atol=1e-5)
 
 
 def test_numbers_are_not_overwritten_while_they_are_copied() -> None:
