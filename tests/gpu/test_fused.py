@@ -7,6 +7,7 @@ counted here, with torch's profiler and its synchronization debug mode.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import kornia.augmentation as K
 import pytest
@@ -17,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kernel
 from gpuprefetch.augment.fused import fuse
+from gpuprefetch.errors import TransformError
 from gpuprefetch.seeding import BatchSeeds
 from gpuprefetch.workloads import kornia_chain
 from tests.gpu.support import CUDA
@@ -194,3 +196,22 @@ def test_threads_share_one_fused_module() -> None:
     for one in threads:
         one.join()
     assert wrong == []
+
+
+def test_numbers_that_would_be_repeated_are_not_captured() -> None:
+    fused, images = fuse(imagenet_chain()), batches(1)[0].to(CUDA)
+    params = fused.sample(images.shape)
+    expected = fused(images, params=params)
+    for given in (None, params):
+        with (
+            pytest.raises(TransformError, match="a CUDA graph cannot hold them"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            kept = images + 1  # An empty graph would be warned of.
+            fused(kept, params=given)
+    graph = torch.cuda.CUDAGraph()
+    on_device = replace(params, flat=params.flat.to(CUDA))
+    with torch.cuda.graph(graph):
+        out = fused(images, params=on_device)
+    graph.replay()
+    assert torch.equal(out, expected)
