@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kernel
 from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.parameters import Parameters
 from gpuprefetch.errors import TransformError
 from gpuprefetch.seeding import BatchSeeds
 from gpuprefetch.workloads import kornia_chain
@@ -202,16 +203,16 @@ def test_numbers_that_would_be_repeated_are_not_captured() -> None:
     fused, images = fuse(imagenet_chain()), batches(1)[0].to(CUDA)
     params = fused.sample(images.shape)
     expected = fused(images, params=params)
+
+    def capture(given: Parameters | None) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = images.clone()  # Torch warns of an empty graph.
+            return graph, fused(kept, params=given)
+
     for given in (None, params):
-        with (
-            pytest.raises(TransformError, match="a CUDA graph cannot hold them"),
-            torch.cuda.graph(torch.cuda.CUDAGraph()),
-        ):
-            kept = images + 1  # An empty graph would be warned of.
-            fused(kept, params=given)
-    graph = torch.cuda.CUDAGraph()
-    on_device = replace(params, flat=params.flat.to(CUDA))
-    with torch.cuda.graph(graph):
-        out = fused(images, params=on_device)
+        with pytest.raises(TransformError, match="a CUDA graph cannot hold them"):
+            capture(given)
+    graph, out = capture(replace(params, flat=params.flat.to(CUDA)))
     graph.replay()
     assert torch.equal(out, expected)
