@@ -40,7 +40,8 @@ _LAYERS = [
 # The same within `augment`, from the top down.
 _AUGMENT_LAYERS = [
     ["__init__", "seeded"],
-    ["fused", "graphed"],
+    ["graphed"],
+    ["fused"],
     ["whole"],
     ["eligible", "segments"],
     ["ahead", "labels", "operator", "parameters"],

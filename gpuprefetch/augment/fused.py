@@ -26,6 +26,7 @@ from gpuprefetch.augment.parameters import (
     join_packs,
     params_from_kornia,
     params_to_kornia,
+    refuse_capture,
     ship,
 )
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
@@ -42,7 +43,7 @@ from gpuprefetch.augment.segments import (
     split_packs,
 )
 from gpuprefetch.augment.variant import How
-from gpuprefetch.augment.whole import run_whole
+from gpuprefetch.augment.whole import change_images, run_whole
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class FusedAugmentation(nn.Module):
             return self._run_only(only, image, generator)
         if self.runs_as_is:
             results = run_whole(self.__dict__["_kornia"], inputs, params, generator)
-            return self._cast(results)
+            return change_images(results, self.data_keys, self._cast)
         batched = as_batch(image)
         if params is None and len(inputs) == 1:
             result = self._run_images(
@@ -272,6 +273,7 @@ class FusedAugmentation(nn.Module):
         batch, _, height, width = image.shape
         assert piece.sampler is not None
         if image.is_cuda:
+            refuse_capture()
             pack = piece.sampler(batch, (height, width), generator, is_pinned=True)
             pack = pack.to(image.device, non_blocking=True)
         else:
@@ -299,6 +301,11 @@ class FusedAugmentation(nn.Module):
         if self.dtype is not None:
             return self.dtype
         return image.dtype if image.is_floating_point() else torch.float32
+
+    def _to_wanted(self, image: Tensor) -> Tensor:
+        """(B, C, H, W) in the dtype and memory format set."""
+        floats = image.to(self._dtype_for(image))
+        return floats.contiguous(memory_format=self.memory_format)
 
     def _run_drawn(
         self, image: Tensor, labels: list[Any], params: Parameters
@@ -347,21 +354,6 @@ class FusedAugmentation(nn.Module):
         if segments[-1].plan is None:
             image = image.to(dtype, memory_format=self.memory_format)
         return image
-
-    def _cast(self, results: Any) -> Any:
-        """What Kornia returned, with the images in the dtype and format set."""
-        if isinstance(results, dict):
-            return {key: self._cast_one(key, one) for key, one in results.items()}
-        if len(self.data_keys) == 1:
-            return self._cast_one("image", results)
-        return list(map(self._cast_one, self.data_keys, results))
-
-    def _cast_one(self, key: str, value: Any) -> Any:
-        if not key.lower().startswith(("image", "input")) or value.ndim > 4:
-            return value
-        batched = as_batch(value).to(self._dtype_for(value))
-        batched = batched.contiguous(memory_format=self.memory_format)
-        return batched[(0,) * (4 - value.ndim)]
 
     # Description #
 

@@ -21,6 +21,7 @@ __all__ = [
     "join_packs",
     "params_from_kornia",
     "params_to_kornia",
+    "refuse_capture",
     "ship",
 ]
 
@@ -127,12 +128,30 @@ def join_packs(packs: list[Tensor]) -> Tensor:
     return torch.cat([pack.view(-1) for pack in packs]) if packs else torch.empty(0)
 
 
+def refuse_capture() -> None:
+    """Refuse to ship numbers into a CUDA graph that is being captured.
+
+    The graph would read the same host memory at each replay, and torch's allocator
+    gives that to others meanwhile.
+
+    Raises:
+        TransformError: The current stream is being captured.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise TransformError(
+            "numbers of an augmentation are drawn on the host, so a CUDA graph cannot "
+            "hold them. Augment before the captured step, or capture with params= "
+            "whose `flat` lies on the device."
+        )
+
+
 def ship(flat: Tensor, device: torch.device) -> Tensor:
     """The numbers on the device: one copy from pinned memory; nobody waits for it."""
     if flat.device == device or device.type == "meta":
         return flat.to(device)
     if device.type != "cuda" or flat.numel() == 0:
         return flat.to(device)
+    refuse_capture()
     # The pinned block returns to torch's host allocator at once; the allocator hands it
     # out again only after the copy, whose stream it records.
     if not flat.is_pinned():

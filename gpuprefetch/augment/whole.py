@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +16,7 @@ from gpuprefetch.augment.segments import as_batch, draw_kept
 if TYPE_CHECKING:
     from gpuprefetch.augment.kornia_adapter import KorniaTransform
 
-__all__ = ["run_whole"]
+__all__ = ["change_images", "run_whole"]
 
 # Held while Kornia runs: a container keeps the matrices of a call on itself.
 _kornias_turn = threading.Lock()
@@ -50,3 +52,43 @@ def _draw(module: nn.Module, image: Any, generator: torch.Generator | None) -> A
     if isinstance(image, Tensor) and image.ndim in (3, 4):
         return draw_kept(module, as_batch(image).shape, generator)[0]
     return draw_kept(nn.Identity(), (1, 1), generator)[0]
+
+
+def change_images(
+    results: Any, keys: Sequence[str], change: Callable[[Tensor], Tensor]
+) -> Any:
+    """Change the images among what :func:`run_whole` returned; several become a list.
+
+    Volumes and videos stay as they are.
+    """
+
+    def one(key: str, value: Any) -> Any:
+        is_image = key.lower().startswith(("image", "input")) and value.ndim <= 4
+        return change(value) if is_image else value
+
+    if isinstance(results, dict):
+        return {key: one(key, value) for key, value in results.items()}
+    return one(keys[0], results) if len(keys) == 1 else list(map(one, keys, results))
+
+
+def cast_images(
+    results: Any, data_keys: Sequence[str], to_wanted: Callable[[Tensor], Tensor]
+) -> Any:
+    """What Kornia returned, with the images as they are wanted.
+
+    Args:
+        results: Of :func:`run_whole`.
+        data_keys: What each of several results is.
+        to_wanted: Gets images (B, C, H, W).
+    """
+
+    def cast_one(key: str, value: Any) -> Any:
+        if not key.lower().startswith(("image", "input")) or value.ndim > 4:
+            return value
+        return to_wanted(as_batch(value))[(0,) * (4 - value.ndim)]
+
+    if isinstance(results, dict):
+        return {key: cast_one(key, one) for key, one in results.items()}
+    if len(data_keys) == 1:
+        return cast_one("image", results)
+    return list(map(cast_one, data_keys, results))

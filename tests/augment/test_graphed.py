@@ -1,25 +1,53 @@
-"""Off CUDA the function runs as it is; on CUDA a replay equals an eager call."""
+"""When a graph is captured, shared or left out; ``tests/gpu/test_graphed.py`` replays.
+
+Here a played capture stands in for the device's: it counts, and runs the function.
+"""
 
 from __future__ import annotations
 
-import os
+import copy
+import pickle
+from typing import Any
 
+import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from gpuprefetch import StreamPrefetchLoader
+from gpuprefetch.augment import graphed as module
+from gpuprefetch.augment.fused import fuse
 from gpuprefetch.augment.graphed import GraphedTransform
 from gpuprefetch.errors import SettingError
 
-needs_cuda = pytest.mark.skipif(
-    not torch.cuda.is_available() and not os.environ.get("GPUPREFETCH_REQUIRE_CUDA"),
-    reason="needs a CUDA device",
-)
+
+def double(x: Tensor, *rest: object) -> Tensor:
+    return x * 2
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The arguments of each capture, flat; CPU tensors count as CUDA's."""
+    calls: list[list[Any]] = []
+
+    def capture(fn: object, leaves: list[Any], spec: object) -> list[Any]:
+        calls.append(leaves)
+        return leaves
+
+    monkeypatch.setattr(module, "_is_on_cuda", bool)
+    monkeypatch.setattr(module, "_is_capturing", lambda: False)
+    monkeypatch.setattr(module, "_capture", capture)
+    monkeypatch.setattr(module, "_replay", lambda captured, tensors: "replayed")
+    return calls
 
 
 def test_on_the_cpu_the_function_runs_as_it_is() -> None:
     graphed = GraphedTransform(lambda x, *, scale: {"y": x * scale})
-    x = torch.rand(3)
-    torch.testing.assert_close(graphed(x, scale=2)["y"], x * 2)
+    x = torch.rand(3, requires_grad=True)
+    y = graphed(x, scale=2)["y"]
+    torch.testing.assert_close(y, x.detach() * 2)
+    assert not y.requires_grad, "without gradients, as on CUDA"
     assert "captured=0 of 4" in repr(graphed)
 
 
@@ -28,40 +56,119 @@ def test_at_least_one_signature() -> None:
         GraphedTransform(torch.sin, max_signatures=0)
 
 
-@pytest.mark.gpu
-@needs_cuda
-def test_replays_equal_eager_calls_and_belong_to_the_caller() -> None:
-    weight = torch.rand(8, 8, device="cuda")
-    graphed = GraphedTransform(lambda x: (torch.relu(x @ weight), x.sum()))
-    inputs = [torch.rand(4, 8, device="cuda") for _ in range(3)]
-    results = [graphed(x) for x in inputs]
-    for x, (product, total) in zip(inputs, results, strict=True):
-        torch.testing.assert_close(product, torch.relu(x @ weight))
-        torch.testing.assert_close(total, x.sum())
+@pytest.mark.parametrize(
+    "fn",
+    [
+        K.RandomRotation(9.0),
+        nn.Sequential(nn.Identity(), K.ColorJitter(0.1)),
+        fuse(K.RandomHorizontalFlip()),
+    ],
+    ids=lambda fn: type(fn).__name__,
+)
+def test_augmentations_that_draw_on_the_host_are_refused(fn: nn.Module) -> None:
+    with pytest.raises(SettingError, match="would repeat the numbers"):
+        GraphedTransform(fn)
 
 
-@pytest.mark.gpu
-@needs_cuda
-def test_random_numbers_are_those_of_eager_calls() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
-
-    x = torch.zeros(1000, device="cuda")
-    torch.cuda.manual_seed(5)
-    expected = [fn(x) for _ in range(3)]
-    graphed = GraphedTransform(fn)
-    torch.cuda.manual_seed(5)
-    for one in expected:
-        torch.testing.assert_close(graphed(x), one)
+def test_one_capture_for_each_signature(captures: list[list[Any]]) -> None:
+    graphed = GraphedTransform(double, max_signatures=9)
+    x = torch.rand(4, 6)
+    for args in [(x,), (x.half(),), (x.t(),), (x, 1), (x, True), (x, 1.0), ([x], "a")]:
+        assert graphed(*args) == graphed(*args) == "replayed"
+    assert len(captures) == 7
 
 
-@pytest.mark.gpu
-@needs_cuda
-def test_further_signatures_run_eagerly_and_say_so_once(
-    caplog: pytest.LogCaptureFixture,
+def test_autocast_and_training_are_part_of_the_signature(
+    captures: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphed = GraphedTransform(torch.sin, max_signatures=1)
-    for size in (4, 5, 6):
-        x = torch.rand(size, device="cuda")
-        torch.testing.assert_close(graphed(x), torch.sin(x))
-    assert len([r for r in caplog.records if "max_signatures" in r.message]) == 1
+    dropout = nn.Dropout()
+    graphed, x = GraphedTransform(dropout), torch.rand(4)
+    for autocast in (False, True):
+        for is_training in (False, True):
+            dropout.train(is_training)
+            # The context manager refuses where there is no device.
+            monkeypatch.setattr(
+                torch, "is_autocast_enabled", lambda kind, is_on=autocast: is_on
+            )
+            graphed(x)
+            graphed(x)
+    assert len(captures) == 4
+
+
+def test_shorter_batches_run_as_they_are(
+    captures: list[list[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    graphed = GraphedTransform(double)
+    for length in (8, 3, 8, 3, 0):
+        x, y = torch.rand(length, 2), torch.rand(length)
+        result = graphed(x, y, torch.rand(5))
+        assert (result == "replayed") if length == 8 else torch.equal(result, x * 2)
+    assert len(captures) == 1
+    graphed(torch.rand(9, 2), torch.rand(9), torch.rand(5))
+    assert len(captures) == 2, "longer ones are captured"
+    assert not caplog.records, "a short last batch is nothing to report"
+
+
+def test_further_signatures_run_as_they_are_and_say_so_once(
+    captures: list[list[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    graphed = GraphedTransform(double, max_signatures=1)
+    for width in (4, 5, 6):
+        x = torch.rand(2, width)
+        result = graphed(x)
+        assert (result == "replayed") if width == 4 else torch.equal(result, x * 2)
+    assert len(captures) == 1
+    assert ["max_signatures" in r.getMessage() for r in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    "odd", [np.zeros(2), [torch.eye(2).to_sparse()], {"a": {1, 2}}], ids=type
+)
+def test_what_may_change_unseen_is_not_captured(
+    captures: list[list[Any]], caplog: pytest.LogCaptureFixture, odd: object
+) -> None:
+    graphed, x = GraphedTransform(double), torch.rand(4)
+    for _ in range(2):
+        assert torch.equal(graphed(x, odd), x * 2)
+    assert captures == []
+    assert len(caplog.records) == 1
+
+
+def test_inside_another_capture_the_function_runs_as_it_is(
+    captures: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_is_capturing", lambda: True)
+    x = torch.rand(4)
+    assert torch.equal(GraphedTransform(double)(x), x * 2)
+    assert captures == []
+
+
+def test_a_failed_capture_is_tried_again(
+    captures: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no memory")
+
+    graphed, x = GraphedTransform(double), torch.rand(4)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_capture", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            graphed(x)
+    assert graphed(x) == "replayed"
+
+
+def test_copies_capture_their_own(captures: list[list[Any]]) -> None:
+    graphed, x = GraphedTransform(double, max_signatures=2), torch.rand(4)
+    graphed(x)
+    for other in (copy.deepcopy(graphed), pickle.loads(pickle.dumps(graphed))):
+        assert "captured=0 of 2" in repr(other)
+        assert other(x) == "replayed"
+    assert len(captures) == 3
+
+
+def test_it_serves_as_a_loaders_transform() -> None:
+    batches = [(torch.ones(2, 3), torch.arange(2)) for _ in range(3)]
+    loader = StreamPrefetchLoader(batches, transform=GraphedTransform(double))
+    for x, y in copy.deepcopy(loader):
+        assert torch.equal(x, torch.full((2, 3), 2.0))
+        assert torch.equal(y, torch.arange(2))

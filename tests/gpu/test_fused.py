@@ -7,6 +7,7 @@ counted here, with torch's profiler and its synchronization debug mode.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import kornia.augmentation as K
 import pytest
@@ -17,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kernel
 from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.parameters import Parameters
+from gpuprefetch.errors import TransformError
 from gpuprefetch.seeding import BatchSeeds
 from gpuprefetch.workloads import kornia_chain
 from tests.gpu.support import CUDA
@@ -272,3 +275,22 @@ def test_threads_share_one_fused_module() -> None:
     for one in threads:
         one.join()
     assert wrong == []
+
+
+def test_numbers_that_would_be_repeated_are_not_captured() -> None:
+    fused, images = fuse(imagenet_chain()), batches(1)[0].to(CUDA)
+    params = fused.sample(images.shape)
+    expected = fused(images, params=params)
+
+    def capture(given: Parameters | None) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = images.clone()  # Torch warns of an empty graph.
+            return graph, fused(kept, params=given)
+
+    for given in (None, params):
+        with pytest.raises(TransformError, match="a CUDA graph cannot hold them"):
+            capture(given)
+    graph, out = capture(replace(params, flat=params.flat.to(CUDA)))
+    graph.replay()
+    assert torch.equal(out, expected)
