@@ -136,7 +136,8 @@ class FusedAugmentation(nn.Module):
         segments = cut(self.members)
         object.__setattr__(self, "_segments", segments)
         is_one = len(segments) == 1 and segments[0].plan is not None
-        object.__setattr__(self, "_only", segments[0] if is_one else None)
+        self.only_segment = segments[0] if is_one else None
+        """The one segment of a chain that fuses wholly; else None."""
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -302,10 +303,11 @@ class FusedAugmentation(nn.Module):
             return self.dtype
         return image.dtype if image.is_floating_point() else torch.float32
 
-    def _to_wanted(self, image: Tensor) -> Tensor:
-        """(B, C, H, W) in the dtype and memory format set."""
-        floats = image.to(self._dtype_for(image))
-        return floats.contiguous(memory_format=self.memory_format)
+    def _cast(self, image: Tensor) -> Tensor:
+        """Images that Kornia returned, in the dtype and memory format set."""
+        batched = as_batch(image).to(self._dtype_for(image))
+        batched = batched.contiguous(memory_format=self.memory_format)
+        return batched[(0,) * (4 - image.ndim)]
 
     def _run_drawn(
         self, image: Tensor, labels: list[Any], params: Parameters
@@ -388,11 +390,6 @@ class FusedAugmentation(nn.Module):
         for piece in self._pieces():
             if piece.plan is not None:
                 register(piece.plan)
-
-    @property
-    def only_segment(self) -> Segment | None:
-        """The one segment of a chain that fuses wholly; else None."""
-        return cast("Segment | None", self.__dict__["_only"])
 
     def _original(self) -> nn.Module:
         return cast(nn.Module, self.__dict__["_kornia"].module)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,26 +68,3 @@ def change_images(
     if isinstance(results, dict):
         return {key: one(key, value) for key, value in results.items()}
     return one(keys[0], results) if len(keys) == 1 else list(map(one, keys, results))
-
-
-def cast_images(
-    results: Any, data_keys: Sequence[str], to_wanted: Callable[[Tensor], Tensor]
-) -> Any:
-    """What Kornia returned, with the images as they are wanted.
-
-    Args:
-        results: Of :func:`run_whole`.
-        data_keys: What each of several results is.
-        to_wanted: Gets images (B, C, H, W).
-    """
-
-    def cast_one(key: str, value: Any) -> Any:
-        if not key.lower().startswith(("image", "input")) or value.ndim > 4:
-            return value
-        return to_wanted(as_batch(value))[(0,) * (4 - value.ndim)]
-
-    if isinstance(results, dict):
-        return {key: cast_one(key, one) for key, one in results.items()}
-    if len(data_keys) == 1:
-        return cast_one("image", results)
-    return list(map(cast_one, data_keys, results))

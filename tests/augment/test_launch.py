@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
 
 import pytest
 import torch
