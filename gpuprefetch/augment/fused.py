@@ -136,8 +136,7 @@ class FusedAugmentation(nn.Module):
         segments = cut(self.members)
         object.__setattr__(self, "_segments", segments)
         is_one = len(segments) == 1 and segments[0].plan is not None
-        self.only_segment = segments[0] if is_one else None
-        """The one segment of a chain that fuses wholly; else None."""
+        self.only_segment = segments[0] if is_one else None  # Fuses wholly.
 
     @property
     def memory_format(self) -> torch.memory_format:
