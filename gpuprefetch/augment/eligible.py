@@ -90,4 +90,6 @@ def describe(module: nn.Module) -> str:
 def describe_members(members: tuple[Member, ...]) -> str:
     """Say which members of a chain that is run in parts are not fused, and why."""
     kept = [member for member in members if member.step is None]
+    if len(kept) == len(members):
+        return f"not fused, Kornia: {_reasons(kept)}"
     return f"fused, except {_reasons(kept)}" if kept else "fused"

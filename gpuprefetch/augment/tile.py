@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -112,7 +113,11 @@ def _staged_in_part(plan: Plan, launch: Launch, variant: Variant, tile: Tile) ->
 def _zoom(
     walk: Sequence[tuple[Step, Mapping[str, int], Size]],
 ) -> tuple[float, bool]:
-    """Source pixels per output pixel along an axis at most, and whether it may turn."""
+    """Source pixels per output pixel along an axis at most, and whether it may turn.
+
+    Rounded up to a step of a quarter of an octave: images of many sizes share a few
+    kernels, where otherwise almost every size would be compiled anew.
+    """
     zoom, is_rotated = 1.0, False
     for step, _, size in walk:
         out = step.output_size(size)
@@ -123,7 +128,7 @@ def _zoom(
         elif isinstance(step, Affine) and step.scale is not None:
             zoom /= min(min(step.scale), 1.0)
         is_rotated = is_rotated or isinstance(step, Rotation | Affine)
-    return zoom, is_rotated
+    return 2.0 ** (math.ceil(4.0 * math.log2(zoom) - 1e-6) / 4.0), is_rotated
 
 
 def shared_bytes(plan: Plan, launch: Launch, variant: Variant, tile: Tile) -> int:

@@ -243,3 +243,22 @@ def test_threads_do_not_mix_up_what_kornia_moves() -> None:
     for one in threads:
         one.join()
     assert wrong == []
+
+
+def test_the_summary_does_not_claim_what_does_not_run_fused() -> None:
+    labelled = K.AugmentationSequential(
+        K.RandomPerspective(), K.RandomHorizontalFlip(), data_keys=["input", "mask"]
+    )
+    for module in (labelled, K.RandomPerspective(), K.Resize(9, antialias=True)):
+        for transform in (module, fuse(module)):
+            loader = StreamPrefetchLoader([IMAGE], transform=transform)
+            for text in (loader.stats().transform, loader.report(), repr(loader)):
+                assert "(not fused, Kornia: " in text, text
+
+
+def test_the_report_names_members_between_fused_ones() -> None:
+    chain = nn.Sequential(K.RandomHorizontalFlip(), K.RandomPerspective())
+    for transform in (chain, fuse(chain)):
+        loader = StreamPrefetchLoader([IMAGE], transform=transform)
+        for text in (loader.stats().transform, loader.report(), repr(loader)):
+            assert "fused, except RandomPerspective: there is no fused step" in text

@@ -186,6 +186,17 @@ def test_the_kernel_says_why_it_cannot_run() -> None:
     assert "needs a CUDA device, not cpu" in kernel.why_not(torch.device("cpu"))
 
 
+def test_images_of_many_sizes_share_a_few_kernels() -> None:
+    """Compiling takes as long as many batches."""
+    plan, variant = plan_of(K.RandomResizedCrop((224, 224))), Variant(3, "u8", "f32")
+    (launch,) = split_launches(plan)
+    headers = {
+        write_header(plan, launch, variant, choose_tile(plan, launch, variant, size))
+        for size in ((200 + 7 * step, 600 - 5 * step) for step in range(60))
+    }
+    assert len(headers) <= 8
+
+
 # The cache on disk #
 
 
