@@ -25,7 +25,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,19 +275,35 @@ def _record(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         for _ in range(_WARM_UP_CALLS):
             work()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    # Other threads may allocate meanwhile: only this one is held to capture's rules.
+    how: dict[str, Any] = {"pool": pool, "capture_error_mode": "thread_local"}
     try:
-        # Other threads may allocate meanwhile: only this one is held to capture's
-        # rules.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=side, **how):
             return graph, work()
     except Exception as error:
+        _recover(pool)
         raise TransformError(
             "GraphedTransform: the function runs, but cannot be captured as a CUDA "
             f"graph ({error}). It must not wait for the device, as .item(), .cpu() and "
             "indexing by a mask do, nor copy from host memory. Otherwise pass the "
             "function itself as transform."
         ) from error
+
+
+def _recover(pool: Any) -> None:
+    """Put back in order what torch leaves behind where a capture was broken off.
+
+    Its allocator takes no memory back while it believes that a capture goes on, and the
+    device's generator takes itself for captured until the end of another capture.
+    """
+    close = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if close is not None:
+        with suppress(RuntimeError):  # It was closed in good order.
+            close(torch.cuda.current_device(), pool)
+    with suppress(RuntimeError), torch.cuda.stream(_make(torch.cuda.Stream)):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device="cuda")
 
 
 @contextmanager

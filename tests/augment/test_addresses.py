@@ -16,7 +16,7 @@ from cpu_kernel import run_plan
 from test_appliers import compare_kernel
 from torch import Tensor
 
-from gpuprefetch.augment import kernel
+from gpuprefetch.augment import plan_kernel
 from gpuprefetch.augment.sample import Sampler
 
 SIZE = (37, 53)
@@ -42,14 +42,14 @@ def test_images_far_apart(tmp_path: Path, strides: tuple[int, ...], name: str) -
     reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     image = sparse(tmp_path, reach + 1).as_strided(shape, strides)
     image.copy_(image_of(shape, torch.uint8))
-    assert kernel._fits_32_bits(image)
+    assert plan_kernel._fits_32_bits(image)
     compare_kernel(plan_of(*chain_of(CHAINS[name])), image)
 
 
 def test_an_image_that_32_bits_cannot_address_is_left_to_torch() -> None:
     for strides, fits in (((0, 2**30 - 1, 1, 0), True), ((0, 2**30, 1, 0), False)):
         view = torch.empty_strided((1, 3, 1, 1), strides, device="meta")
-        assert kernel._fits_32_bits(view) is fits
+        assert plan_kernel._fits_32_bits(view) is fits
 
 
 @pytest.mark.parametrize("name", MEMBERS)

@@ -124,7 +124,7 @@ def profiled(steps: Iterator[torch.Tensor], count: int) -> Counter[str]:
 
 
 @chains
-def test_one_launch_and_one_copy_of_numbers_per_batch(
+def test_one_launch_and_at_most_one_copy_of_numbers_per_batch(
     make: Callable[[], nn.Module],
 ) -> None:
     """A jitter's contrast takes one more, for the mean of each image."""
@@ -133,9 +133,9 @@ def test_one_launch_and_one_copy_of_numbers_per_batch(
     for _ in range(5):
         next(steps)
     found = profiled(steps, 10)
-    # Each batch: one kernel; one copy of its images, one of its numbers.
+    # Each batch: one kernel and one copy of its images. Numbers travel for several.
     assert found["ours"] == found["kernel"] == 10 * launches, found
-    assert found["copy"] == 20, found
+    assert 10 < found["copy"] <= 20, found
 
 
 @chains
