@@ -301,9 +301,12 @@ def _recover(pool: Any) -> None:
     if close is not None:
         with suppress(RuntimeError):  # It was closed in good order.
             close(torch.cuda.current_device(), pool)
-    with suppress(RuntimeError), torch.cuda.stream(_make(torch.cuda.Stream)):
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with (
+        suppress(RuntimeError),
+        torch.cuda.graph(graph, stream=_make(torch.cuda.Stream)),
+    ):
+        torch.zeros(1, device="cuda")
 
 
 @contextmanager

@@ -28,8 +28,10 @@ _TESTS = (
 
 _FAULTS = {
     "memcheck": "out[threadIdx.x + (1 << 28)] = 1.0f;",
-    "racecheck": "__shared__ float s[1]; s[0] = threadIdx.x; out[threadIdx.x] = s[0];",
-    "synccheck": "if (threadIdx.x < 16) __syncthreads();",
+    "racecheck": "__shared__ float s[64]; s[threadIdx.x] = out[threadIdx.x]; "
+    "out[threadIdx.x] = s[63 - threadIdx.x];",
+    "synccheck": "if (threadIdx.x < 16) __syncwarp(0xffffffffu); "
+    "else __nanosleep(100000);",
     "initcheck": "out[threadIdx.x] = out[threadIdx.x + 64];",
 }
 """For each tool, what it has to find."""
