@@ -968,7 +968,7 @@ __device__ float warp_and_sum(const Geometry& g, const Reader& source, const Arg
   return sum;
 }
 
-// Every N-th of some numbers. Sums are taken in a fixed order: the same bits each time.
+// The sum of every n-th number. Its order is fixed, so it has the same bits each time.
 __device__ float sum_every(int n, const float* numbers, int first, int count) {
   float sum = 0.0f;
   for (int i = first; i < count; i += n) sum += numbers[i];
@@ -1069,16 +1069,11 @@ __device__ void blur(const Geometry& g, const float* planes, const Arguments& a,
   }
 }
 
-// Where the sums of a sample's tiles lie, and how many there are (IS_MEAN).
-struct Sums {
-  long long first;
-  int count, here;
-};
-__device__ Sums sums_of(const Arguments& a, int sample, int tile, int row) {
-  const int tiles_x = (int(a.out_width) + TILE_X - 1) / TILE_X;
-  const int tiles_y = (int(a.out_height) + TILE_Y - 1) / TILE_Y;
-  const int count = tiles_x * tiles_y * CHUNKS;
-  return Sums{(long long)(sample)*count, count, row * tiles_x + tile};
+// Where a mean launch leaves the sum of this block: (B, rows of blocks, blocks in a row).
+__device__ Output* sum_at(const Arguments& a) {
+  const long long tiles_x = (a.out_width + TILE_X - 1) / TILE_X;
+  const long long rows = (a.out_height + TILE_Y - 1) / TILE_Y * CHUNKS;
+  return a.out + (blockIdx.z * rows + blockIdx.y) * tiles_x + blockIdx.x;
 }
 
 #if PLAN_HAS_MEAN
@@ -1152,9 +1147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) augment(
     }
     BARRIER();
     PHASE {
-      const Sums at = sums_of(a, sample, blockIdx.x, blockIdx.y);
-      if (threadIdx.x == 0)
-        a.out[at.first + at.here] = to_output(sum_every(1, parts, 0, PARTS));
+      if (threadIdx.x == 0) *sum_at(a) = to_output(sum_every(1, parts, 0, PARTS));
     }
     return;
   }
