@@ -14,6 +14,8 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks import pipelines
+from benchmarks.loops import Step
+from benchmarks.measure import synchronize
 from benchmarks.pipelines import Pair, Transform
 from gpuprefetch import workloads
 
@@ -40,13 +42,13 @@ _PIPELINES: dict[str, Pipeline] = {
 
 
 @pytest.fixture(scope="module")
-def step() -> pipelines.Step:
+def step() -> Step:
     """A step that does the work of training and changes no weight."""
     model = workloads.build_model(_IMAGE_SIZE, pipelines.NUM_CLASSES).to(_DEVICE)
     return workloads.TrainingStep(model.train(), learning_rate=0.0)
 
 
-def _train(batches: Iterator[Pair], step: pipelines.Step) -> int:
+def _train(batches: Iterator[Pair], step: Step) -> int:
     num_steps = 0
     for images, labels in batches:
         step(images, labels)
@@ -54,13 +56,13 @@ def _train(batches: Iterator[Pair], step: pipelines.Step) -> int:
         if num_steps == _NUM_BATCHES:
             break
     batches.close()  # type: ignore[attr-defined]
-    pipelines.synchronize(_DEVICE)
+    synchronize(_DEVICE)
     return num_steps
 
 
 def _compare(
     benchmark: BenchmarkFixture,
-    step: pipelines.Step,
+    step: Step,
     start: Callable[[], Iterator[Pair]],
 ) -> None:
     benchmark.extra_info |= {
@@ -78,9 +80,7 @@ def _compare(
 
 @pytest.mark.benchmark(group="batches in memory, copy + float")
 @pytest.mark.parametrize("name", _PIPELINES)
-def test_copy_and_float(
-    benchmark: BenchmarkFixture, step: pipelines.Step, name: str
-) -> None:
+def test_copy_and_float(benchmark: BenchmarkFixture, step: Step, name: str) -> None:
     source = pipelines.InMemory(_BATCH_SIZE, _IMAGE_SIZE, pin=True)
     to_float = pipelines.to_float
     _compare(benchmark, step, lambda: _PIPELINES[name](source, _DEVICE, to_float))
@@ -88,9 +88,7 @@ def test_copy_and_float(
 
 @pytest.mark.benchmark(group="batches in memory, Kornia chain")
 @pytest.mark.parametrize("name", _PIPELINES)
-def test_kornia_chain(
-    benchmark: BenchmarkFixture, step: pipelines.Step, name: str
-) -> None:
+def test_kornia_chain(benchmark: BenchmarkFixture, step: Step, name: str) -> None:
     source = pipelines.InMemory(_BATCH_SIZE, _IMAGE_SIZE, pin=True)
     chain = workloads.kornia_chain(_IMAGE_SIZE)
     if name == "plain":
@@ -107,7 +105,7 @@ def test_kornia_chain(
 @pytest.mark.benchmark(group=f"DataLoader with {_NUM_WORKERS} workers, unpinned")
 @pytest.mark.parametrize("name", _PIPELINES)
 def test_data_loader_with_workers(
-    benchmark: BenchmarkFixture, step: pipelines.Step, name: str
+    benchmark: BenchmarkFixture, step: Step, name: str
 ) -> None:
     source = pipelines.data_loader(
         _BATCH_SIZE, _IMAGE_SIZE, num_workers=_NUM_WORKERS, pin=False

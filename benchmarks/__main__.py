@@ -1,0 +1,130 @@
+"""How fast is the loader, against what, and where does it lose?
+
+    python -m benchmarks [SUITE ...] [--out-dir DIR] [--again] [--tiny]
+
+Runs the suites, all of them by default, and writes one record for each:
+``<suite>--<gpu>.json``. A suite that has a complete record of this very code on this
+machine is skipped, unless ``--again``. Afterwards ``python -m benchmarks.tables
+--plots`` brings the pages up to date; ``make bench`` does both.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.machine import describe_machine
+from benchmarks.record import Record, Value, read_record, write_record
+from benchmarks.suite import Place, Suite, run_suite
+from benchmarks.suites import SUITES
+from benchmarks.tables import RESULTS
+
+__all__ = ["find_complete", "main", "record_name"]
+
+_SCRATCH = Path("bench-out")
+# Code is the same if these are; the commit also changes when results are committed.
+_SAME_CODE = ("package_sha256", "benchmarks_sha256", "torch", "gpu")
+
+
+def record_name(suite: str, machine: Mapping[str, Value]) -> str:
+    """Name the file of a record."""
+    where = str(machine.get("gpu") or "cpu").lower().replace(" ", "-")
+    return f"{suite}--{where}.json"
+
+
+def find_complete(
+    suite: str, machine: Mapping[str, Value], folders: Sequence[Path], *, is_tiny: bool
+) -> Path | None:
+    """Find a complete record of this suite by this very code on such a machine."""
+    for folder in folders:
+        path = folder / record_name(suite, machine)
+        try:
+            record = read_record(path)
+        except (OSError, ValueError):
+            continue
+        is_same = all(record.machine.get(key) == machine.get(key) for key in _SAME_CODE)
+        if record.is_complete and is_same and record.is_tiny == is_tiny:
+            return path
+    return None
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="Suites: " + "; ".join(f"{s.name}: {s.title}" for s in SUITES),
+    )
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help="which to run; default: all"
+    )
+    parser.add_argument("--out-dir", type=Path, help="where records are written")
+    parser.add_argument(
+        "--again", action="store_true", help="also what is complete already"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes that only show that the code runs"
+    )
+    parser.add_argument("--device", type=torch.device, help="default: the accelerator")
+    options = parser.parse_args(arguments)
+    unknown = set(options.suites) - {suite.name for suite in SUITES}
+    if unknown:
+        known = ", ".join(suite.name for suite in SUITES)
+        parser.error(f"there is no suite {sorted(unknown)}. Choose from: {known}")
+    return options
+
+
+def _default_device() -> torch.device:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator or torch.device("cpu")
+
+
+def _run(
+    suite: Suite, place: Place, machine: Mapping[str, Value], path: Path
+) -> Record:
+    record = run_suite(suite, place, machine, lambda so_far: write_record(so_far, path))
+    verdict = "complete" if record.is_complete else "NOT complete"
+    print(f"{suite.name}: {verdict} after {record.seconds:.0f} s: {path}", flush=True)
+    return record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; see the module's docstring.
+
+    Returns:
+        1 if a suite did not come to its end, or a promise was missed.
+    """
+    options = _options(arguments)
+    warnings.simplefilter("ignore")  # Kornia's and fork's; figures are what is shown.
+    place = Place(options.device or _default_device(), options.tiny)
+    is_for_show = place.is_tiny or place.device.type == "cpu"
+    folder = options.out_dir or (_SCRATCH if is_for_show else RESULTS)
+    if place.device.type == "cpu" and not place.is_tiny:
+        print("There is no GPU here: sizes that only show that the code runs.")
+        place = Place(place.device, is_tiny=True)
+    started = time.monotonic()
+    machine = describe_machine()
+    records = []
+    for suite in SUITES:
+        if options.suites and suite.name not in options.suites:
+            continue
+        folders = [folder] if is_for_show else [folder, RESULTS]
+        done = find_complete(suite.name, machine, folders, is_tiny=place.is_tiny)
+        if done is not None and not options.again:
+            print(f"{suite.name}: complete already: {done}")
+            continue
+        path = folder / record_name(suite.name, machine)
+        records.append(_run(suite, place, machine, path))
+    print(f"{time.monotonic() - started:.0f} s in all")
+    missed = [r.name for one in records for r in one.ratios if r.passed is False]
+    if missed and not is_for_show:
+        print(f"missed: {missed}")
+    is_bad = bool(missed) and not is_for_show
+    return 1 if is_bad or not all(one.is_complete for one in records) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
