@@ -6,11 +6,14 @@ streams, so that its figures can be had on this machine. Where that is not safe 
 kept, and said: only the speed of these loops is read.
 """
 
+import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
+from torchvision.models import resnet18
 
 from benchmarks.loops import Step
 from benchmarks.pipelines import NUM_CLASSES, Pair, Transform, side_stream
@@ -20,6 +23,9 @@ __all__ = [
     "ImagesAndLabels",
     "ImagesAndMasks",
     "TwoStreamLoop",
+    "build_decoder",
+    "build_encoder",
+    "make_loader",
 ]
 
 
@@ -59,6 +65,52 @@ class ImagesAndMasks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         image = torch.randint(0, 256, (3, *self._size), dtype=torch.uint8)
         return image, torch.randint(0, NUM_CLASSES, self._size)
+
+
+def make_loader(
+    dataset: Dataset[Pair],
+    batch_size: int,
+    *,
+    num_workers: int,
+    prefetch_factor: int,
+    pin: bool,
+) -> DataLoader[Any]:
+    """Build a DataLoader; nothing is pinned where there is no CUDA."""
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        pin_memory=pin and torch.cuda.is_available(),
+    )
+
+
+# Models of the first experiment, which the seed leaves out #
+
+
+def build_encoder() -> nn.Module:
+    """Build a frozen ResNet-18 without its head, with random weights.
+
+    Returns:
+        A module from (B, 3, H, W), float, to (B, 512, H / 32, W / 32).
+    """
+    layers = list(resnet18(weights=None).children())[:-2]
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def build_decoder() -> nn.Module:
+    """Build five transposed convolutions that each double height and width.
+
+    Channels: 512, 128, 64, 32, 16, 10; 2x2 kernels with stride 2, ReLU between them.
+
+    Returns:
+        A module from (B, 512, h, w) to (B, 10, 32 h, 32 w): a score for each class.
+    """
+    widths = (512, 128, 64, 32, 16, NUM_CLASSES)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.ConvTranspose2d(before, after, 2, stride=2), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 # Loops #
