@@ -5,11 +5,13 @@ nothing is filled in that was not measured.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from benchmarks.record import Case, Ratio, Record
 
 __all__ = [
     "costs_table",
+    "figures_table",
     "machine_line",
     "names_of",
     "ratios_table",
@@ -114,6 +116,19 @@ def ratios_table(records: Iterable[Record], *, only_promised: bool = True) -> st
     head = ["suite", "figure", "B", "measured", "quartiles", "at least", "aim", ""]
     lines = table(head, rows)
     return lines.replace("| --- | ---: |", "| --- | --- |", 1)
+
+
+def figures_table(figures: Iterable[Mapping[str, Any]]) -> str:
+    """The figures of ``must_reach`` or ``fused`` that have a target."""
+    rows = []
+    for one in figures:
+        if one["passed"] is None:
+            continue
+        least, most = one["at_least"], one["at_most"]
+        target = f"at least {least:g}" if least is not None else f"at most {most:g}"
+        value = f"{one['value']:.3g} {one['unit']}".strip()
+        rows.append([one["name"], value, target, "ok" if one["passed"] else "missed"])
+    return table(["figure", "measured", "target", ""], rows)
 
 
 def _ratio_row(record: Record, ratio: Ratio) -> list[str]:

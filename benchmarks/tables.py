@@ -7,24 +7,35 @@ project's, what stands between markers::
     ...
     <!-- /table -->
 
-A marker names a table of some suite, or ``promises`` or ``machine``. Needs no GPU. With
-``--plots`` the pictures in ``docs/images`` are drawn anew, too.
+A marker names a table of some suite, its notes (``in-memory-notes``), its picture
+(``in-memory-picture``), the figures of an older benchmark (``figures-must_reach``), or
+all ``promises``. Needs no GPU. With ``--plots`` the pictures in ``docs/images`` are
+drawn first.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmarks.markdown import machine_line, ratios_table
+from benchmarks.markdown import figures_table, machine_line, ratios_table
 from benchmarks.plots import IMAGES, draw_all
 from benchmarks.record import Record, read_record
 from benchmarks.suite import Suite
 from benchmarks.suites import SUITES
 from gpuprefetch.errors import DependencyError
 
-__all__ = ["PAGES", "RESULTS", "fill", "newest_records", "render_all", "update_pages"]
+__all__ = [
+    "PAGES",
+    "RESULTS",
+    "fill",
+    "newest_records",
+    "render_all",
+    "render_figures",
+    "update_pages",
+]
 
 _HERE = Path(__file__).resolve().parent
 RESULTS = _HERE / "results"
@@ -67,8 +78,21 @@ def render_all(
             continue
         rendered |= suite.tables(record)
         rendered[f"{suite.name}-notes"] = _notes(record)
+        if (IMAGES / f"{suite.name}.png").exists():
+            path = f"docs/images/{suite.name}.png"
+            rendered[f"{suite.name}-picture"] = f"![{suite.title}]({path})"
     if records:
         rendered["promises"] = ratios_table(records.values())
+    return rendered
+
+
+def render_figures(folder: Path = RESULTS) -> dict[str, str]:
+    """Make the tables of what ``must_reach`` and ``fused`` promise and measured."""
+    rendered = {}
+    for name in ("must_reach", "fused"):
+        for path in sorted(folder.glob(f"{name}--*.json")):
+            report = json.loads(path.read_text())
+            rendered[f"figures-{name}"] = figures_table(report["figures"])
     return rendered
 
 
@@ -92,7 +116,7 @@ def update_pages(pages: Iterable[Path] = PAGES, results: Path = RESULTS) -> list
     Returns:
         Those that changed.
     """
-    tables = render_all(newest_records(results))
+    tables = render_all(newest_records(results)) | render_figures(results)
     changed = []
     for page in pages:
         before = page.read_text()
@@ -111,13 +135,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to read")
     parser.add_argument("--plots", action="store_true", help="draw the pictures, too")
     options = parser.parse_args(arguments)
-    for page in update_pages(results=options.results):
-        print(f"{page.relative_to(_HERE.parent)}: tables renewed")
     if options.plots:
         try:
             draw_all(newest_records(options.results), SUITES, IMAGES)
         except DependencyError as error:
             print(f"no pictures: {error}")
+    for page in update_pages(results=options.results):
+        print(f"{page.relative_to(_HERE.parent)}: tables renewed")
     return 0
 
 

@@ -19,6 +19,7 @@ from benchmarks import __main__ as command_line
 from benchmarks import tables
 from benchmarks.loops import Over, Repeat
 from benchmarks.measure import in_turns, time_loop
+from benchmarks.plots import draw_speeds
 from benchmarks.record import (
     Case,
     Omission,
@@ -30,7 +31,7 @@ from benchmarks.record import (
     write_record,
 )
 from benchmarks.suite import Group, Place, Promise, Suite, run_suite
-from benchmarks.suites import SUITES
+from benchmarks.suites import SUITES, seed_classification
 
 CPU = torch.device("cpu")
 
@@ -335,13 +336,48 @@ def test_the_newest_record_that_means_something_is_shown(tmp_path: Path) -> None
 def test_the_pages_show_the_committed_results(page: Path) -> None:
     """If this fails: python -m benchmarks.tables --plots."""
     shown = page.read_text()
-    rendered = tables.render_all(tables.newest_records())
+    rendered = tables.render_all(tables.newest_records()) | tables.render_figures()
     assert tables.fill(shown, rendered) == shown
     markers = re.findall(r"<!-- table: ([\w-]+) -->", shown)
     assert len(markers) == shown.count("<!-- /table -->")
     measured = {suite.name for suite in SUITES} & set(tables.newest_records())
     if measured == {suite.name for suite in SUITES}:
         assert set(markers) <= set(rendered)
+
+
+def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    bound = a_case(name="bound", of_bound=1.0)
+    larger = a_case(batch_size=64)  # The bound was not measured there.
+    record = a_record(cases=(a_case(), bound, larger))
+    path = tmp_path / "x.png"
+    draw_speeds(
+        record,
+        path,
+        group="8 workers",
+        names=("bound", "ours", "never measured"),
+        heading="h",
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_classification_times_ten_times_what_is_prefetched() -> None:
+    for cell in seed_classification.cells(Place(torch.device("cuda"))):
+        ready = cell.num_workers * cell.prefetch_factor
+        for name in cell.names:
+            is_in_workers = name == seed_classification.IN_WORKERS
+            prefetched = ready if is_in_workers else ready + 2
+            assert cell.steps_of(name) >= 10 * prefetched, (cell, name)
+
+
+def test_promised_ratios_have_three_rounds() -> None:
+    promised = seed_classification.cells(Place(torch.device("cuda")))[0]
+    assert promised.rounds >= 3
+    named = {
+        name
+        for one in seed_classification.promises(promised)
+        for name in (one.over, one.under)
+    }
+    assert not named & set(promised.once)
 
 
 def test_every_name_of_a_group_is_in_its_variants() -> None:

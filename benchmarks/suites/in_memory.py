@@ -6,12 +6,14 @@ The bound is the same training step on one batch that lies on the device already
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 from benchmarks import pipelines
 from benchmarks.chains import kornia_function, own_subclasses_chain, per_sample
 from benchmarks.dali import dali_prefetch, has_dali
 from benchmarks.loops import Step, Trainer
 from benchmarks.markdown import costs_table, speeds_table
+from benchmarks.plots import draw_speeds
 from benchmarks.record import Omission, Record
 from benchmarks.seed import TwoStreamLoop
 from benchmarks.suite import Group, Place, Promise, Suite
@@ -131,9 +133,27 @@ def _omissions() -> list[Omission]:
     return missing
 
 
+_SHOWN = (
+    *(BOUND, SEED_PIPELINED, KORNIA, KORNIA_THREAD, DALI, UNFUSED, CHAINED, SINGLE),
+    *(PLAIN, TIMM, OURS_COPY),
+)
+
+
+def _plots(record: Record, folder: Path) -> None:
+    draw_speeds(
+        record,
+        folder / "in-memory.png",
+        group="",
+        names=_SHOWN,
+        heading="The pipeline alone: fraction of the training step without any input",
+        of_bound=True,
+    )
+
+
 def _tables(record: Record) -> dict[str, str]:
     smallest = min(case.batch_size for case in record.cases)
     return {
+        "readme-in-memory": speeds_table(record, "", names=_SHOWN),
         "in-memory": speeds_table(record, ""),
         "in-memory-costs": costs_table(record, "", smallest),
     }
@@ -146,4 +166,5 @@ SUITE = Suite(
     groups=groups,
     omissions=_omissions,
     tables=_tables,
+    plots=_plots,
 )

@@ -39,7 +39,7 @@ from benchmarks.utilization import watch_utilization
 from gpuprefetch import workloads
 from gpuprefetch.augment.fused import fuse
 
-__all__ = ["SUITE", "groups"]
+__all__ = ["SUITE", "Cell", "cells", "groups", "promises"]
 
 _DEPTH = 2  # Of our loader: its default.
 
@@ -52,7 +52,7 @@ CHAINED_PINNED = f"{CHAINED}, pinned"
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class Cell:
     """One group: how it is loaded, and what is compared in it."""
 
     batch_size: int
@@ -68,26 +68,32 @@ class _Cell:
         """Batches that may be ready when the clock starts."""
         return self.num_workers * self.prefetch_factor + _DEPTH
 
+    def steps_of(self, name: str) -> int:
+        """Timed steps of a variant: ten times what it can have ready."""
+        # The workers' own augmented batches come in bursts of as many as there are
+        # workers, so that whole bursts are counted.
+        return 10 * (self.prefetched - (_DEPTH if name == IN_WORKERS else 0))
+
 
 _USUAL = (BOUND, IN_WORKERS, SEED_SERIAL, SEED_PIPELINED, KORNIA_PINNED, CHAINED)
 
 
-def cells(place: Place) -> list[_Cell]:
+def cells(place: Place) -> list[Cell]:
     """Plan the groups, the most telling ones first, since time may run out."""
     if place.is_tiny:
         names = (*_USUAL, FUNCTION, SINGLE, UNPINNED, PIPELINED_PINNED, CHAINED_PINNED)
-        return [_Cell(2, 1, 1, 1, names)]
+        return [Cell(2, 1, 1, 1, names)]
     promised = (BOUND, IN_WORKERS, SEED_PIPELINED, CHAINED)
-    once = (SEED_SERIAL, KORNIA_PINNED, FUNCTION, SINGLE, UNPINNED)
-    once += (PIPELINED_PINNED, CHAINED_PINNED)
+    once = SEED_SERIAL, KORNIA_PINNED, FUNCTION, SINGLE, UNPINNED
+    more = PIPELINED_PINNED, CHAINED_PINNED
     all_cores = max(os.cpu_count() or 8, 8)
-    found = [_Cell(32, 8, 2, 3, (*promised, *once), once)]
+    found = [Cell(32, 8, 2, 3, (*promised, *once, *more), (*once, *more))]
     if all_cores > 8:
-        found.append(_Cell(32, all_cores, 1, 1, (*promised, SINGLE, CHAINED_PINNED)))
-    found.append(_Cell(16, 8, 2, 1, (*_USUAL, FUNCTION, SINGLE)))
-    found.append(_Cell(128, 8, 1, 1, _USUAL))
-    found.append(_Cell(64, 8, 1, 1, _USUAL))
-    found.append(_Cell(256, 8, 1, 1, promised))
+        found.append(Cell(32, all_cores, 1, 1, (*promised, SINGLE, CHAINED_PINNED)))
+    found.append(Cell(16, 8, 2, 1, (*_USUAL, FUNCTION, SINGLE)))
+    found.append(Cell(128, 8, 1, 1, _USUAL))
+    found.append(Cell(64, 8, 1, 1, _USUAL))
+    found.append(Cell(256, 8, 1, 1, promised))
     return found
 
 
@@ -99,23 +105,20 @@ def groups(place: Place) -> Iterator[Group]:
         yield _group(place, step, size, cell)
 
 
-def _group(place: Place, step: Step, size: int, cell: _Cell) -> Group:
+def _group(place: Place, step: Step, size: int, cell: Cell) -> Group:
     trainers = _trainers(place, size, cell)
-    in_workers = cell.num_workers * cell.prefetch_factor
     return Group(
         name=f"{cell.num_workers} workers",
         batch_size=cell.batch_size,
         step=step,
         variants={name: trainers[name] for name in cell.names},
         bound=BOUND,
-        steps=2 if place.is_tiny else 10 * cell.prefetched,
-        # The workers' own batches come in bursts of as many as there are workers, so
-        # that whole bursts are counted.
-        other_steps={} if place.is_tiny else {IN_WORKERS: 10 * in_workers},
-        warmup=1 if place.is_tiny else in_workers,
+        steps=2 if place.is_tiny else cell.steps_of(BOUND),
+        other_steps={} if place.is_tiny else {IN_WORKERS: cell.steps_of(IN_WORKERS)},
+        warmup=1 if place.is_tiny else cell.prefetched - _DEPTH,
         rounds=cell.rounds,
         fewer_rounds=dict.fromkeys(cell.once, 1),
-        promises=_promises(cell),
+        promises=promises(cell),
         is_probed=False,
         extra={
             "workers": cell.num_workers,
@@ -125,7 +128,7 @@ def _group(place: Place, step: Step, size: int, cell: _Cell) -> Group:
     )
 
 
-def _trainers(place: Place, size: int, cell: _Cell) -> dict[str, Trainer]:
+def _trainers(place: Place, size: int, cell: Cell) -> dict[str, Trainer]:
     device = place.device
     raw = ImagesAndLabels(size)
     augmenting = ImagesAndLabels(size, workloads.worker_chain(size, scale=False))
@@ -169,7 +172,8 @@ def _trainers(place: Place, size: int, cell: _Cell) -> dict[str, Trainer]:
     }
 
 
-def _promises(cell: _Cell) -> list[Promise]:
+def promises(cell: Cell) -> list[Promise]:
+    """Say what is compared in a group, and what it should be."""
     over_workers = "ours fused / seed in the workers", CHAINED, IN_WORKERS
     over_pipelined = "ours fused / seed pipelined", CHAINED, SEED_PIPELINED
     if cell.num_workers != 8 or cell.batch_size != 32:
@@ -191,13 +195,18 @@ def _with_utilization(case: Case) -> str:
 
 
 def _tables(record: Record) -> dict[str, str]:
-    names = list(dict.fromkeys(case.group for case in record.cases))
+    groups = list(dict.fromkeys(case.group for case in record.cases))
+    parts = [
+        f"**{group}**\n\n" + speeds_table(record, group, cell=_with_utilization)
+        for group in groups
+    ]
     return {
-        "seed-classification": "\n\n".join(
-            f"**{name}**\n\n" + speeds_table(record, name, cell=_with_utilization)
-            for name in names
-        )
+        "seed-classification": "\n\n".join(parts),
+        "readme-workers": speeds_table(record, groups[0], names=_SHOWN),
     }
+
+
+_SHOWN = (IN_WORKERS, SEED_SERIAL, SEED_PIPELINED, KORNIA_PINNED, CHAINED, BOUND)
 
 
 def _plots(record: Record, folder: Path) -> None:
@@ -205,7 +214,7 @@ def _plots(record: Record, folder: Path) -> None:
         record,
         folder / "seed-classification.png",
         group="8 workers",
-        names=(IN_WORKERS, SEED_SERIAL, SEED_PIPELINED, KORNIA_PINNED, CHAINED, BOUND),
+        names=_SHOWN,
         heading="Training behind a DataLoader with 8 workers, steps/s",
     )
 

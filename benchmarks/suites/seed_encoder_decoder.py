@@ -212,7 +212,8 @@ def _tables(record: Record) -> dict[str, str]:
     tables = {
         "seed-encoder-decoder": "\n\n".join(
             f"**{name}**\n\n{speeds_table(record, name)}" for name in names
-        )
+        ),
+        "readme-encoder": speeds_table(record, IN_MEMORY, names=_SHOWN),
     }
     if probed:
         size = probed[0].batch_size
@@ -220,12 +221,15 @@ def _tables(record: Record) -> dict[str, str]:
     return tables
 
 
+_SHOWN = (SERIAL, PIPELINED, OURS, GRAPHED, BOUND)
+
+
 def _plots(record: Record, folder: Path) -> None:
     draw_speeds(
         record,
         folder / "seed-encoder-decoder.png",
         group=IN_MEMORY,
-        names=(SERIAL, PIPELINED, OURS, GRAPHED, BOUND),
+        names=_SHOWN,
         heading="A frozen encoder before a decoder that is trained, steps/s",
     )
 

@@ -10,8 +10,9 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from unittest import mock
 
 import torch
@@ -83,11 +84,11 @@ def _demo(place: Place, size: int, batch_size: int) -> Group:
     }
     if batch_size <= 32:
         transforms[VISION_SINGLE] = partial(per_sample, vision)
-    group = _group(place, DEMO, transforms, size, batch_size)
+    peers: dict[str, Trainer] = {}
     if has_dali() and place.device.type == "cuda":
         start = partial(dali_prefetch, batch_size, size, place.device)
-        group.variants[DALI] = lambda step: Over(start(), no_step)
-    return group
+        peers[DALI] = lambda step: Over(start(), no_step)
+    return _group(place, DEMO, transforms, size, batch_size, peers)
 
 
 def _jitter(place: Place, size: int, batch_size: int) -> Group:
@@ -103,7 +104,6 @@ def _jitter(place: Place, size: int, batch_size: int) -> Group:
 
 def _imagenet(place: Place, size: int, batch_size: int) -> Group:
     result = size * 7 // 8
-    layout = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
     fused = fuse(
         imagenet_chain(result),
         dtype=torch.bfloat16,
@@ -111,7 +111,9 @@ def _imagenet(place: Place, size: int, batch_size: int) -> Group:
     )
 
     def converted(transform: Transform) -> Transform:
-        return lambda images: transform(images).to(**layout)
+        return lambda images: transform(images).to(
+            torch.bfloat16, memory_format=torch.channels_last
+        )
 
     transforms: dict[str, Transform] = {
         KORNIA: converted(AsFunction(imagenet_chain(result))),
@@ -128,6 +130,7 @@ def _group(
     transforms: dict[str, Transform],
     size: int,
     batch_size: int,
+    peers: Mapping[str, Trainer] = MappingProxyType({}),
 ) -> Group:
     # So many sets of images that none is found in the GPU's cache of 50 MB.
     count = 2 if place.is_tiny else max(2, 256 // batch_size)
@@ -140,6 +143,7 @@ def _group(
     results = [result.clone() for _ in range(count)]
     variants: dict[str, Trainer] = {COPY: _repeating(torch.clone, results)}
     variants |= {key: _repeating(work, images) for key, work in transforms.items()}
+    variants |= peers
     fast = [COPY, CHAINED, SINGLE] if name != JITTER else [COPY, CHAINED]
     other_steps = dict.fromkeys(fast, 400 if name != JITTER else 100)
     other_steps[VISION_SINGLE] = 5
