@@ -119,11 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = folder / record_name(suite.name, machine)
         records.append(_run(suite, place, machine, path))
     print(f"{time.monotonic() - started:.0f} s in all")
-    missed = [r.name for one in records for r in one.ratios if r.passed is False]
-    if missed and not is_for_show:
-        print(f"missed: {missed}")
-    is_bad = bool(missed) and not is_for_show
-    return 1 if is_bad or not all(one.is_complete for one in records) else 0
+    held = [(one, r) for one in records for r in one.ratios if r.passed is not None]
+    for record, ratio in held:
+        verdict = "ok" if ratio.passed else "MISSED"
+        where = f"{record.suite}, {ratio.name}, B={ratio.batch_size}"
+        print(f"{verdict:7s}{where}: {ratio.value:.3g} (target {ratio.at_least:g})")
+    is_good = all(one.is_complete for one in records)
+    return 0 if is_good and all(ratio.passed for _, ratio in held) else 1
 
 
 if __name__ == "__main__":

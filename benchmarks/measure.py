@@ -112,7 +112,10 @@ def _pinned_bytes(device: torch.device) -> int | None:
     if device.type != "cuda" or not hasattr(torch.cuda, "host_memory_stats"):
         return None
     stats = torch.cuda.host_memory_stats()
-    return int(stats.get("active_bytes.current", stats["allocated_bytes.current"]))
+    for name in ("active_bytes.current", "allocated_bytes.current"):
+        if name in stats:
+            return int(stats[name])
+    return None
 
 
 def _added(now: int | None, before: int | None, own: int) -> int | None:

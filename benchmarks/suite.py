@@ -8,6 +8,7 @@ A suite has a budget in seconds. What is not begun by then is left out and liste
 the record says that it is not complete, so that the next run measures the suite again.
 """
 
+import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,6 +79,8 @@ class Group:
     """Whether launches, host and GPU time of each pipeline are looked at as well."""
     extra: Mapping[str, Value] = field(default_factory=dict)
     """Facts that each case of the group carries."""
+    reset: Callable[[], None] | None = None
+    """Called before each run, so that none inherits what another did to the model."""
 
     def steps_of(self, name: str) -> int:
         """Timed steps of a variant in a round."""
@@ -211,6 +214,8 @@ class Run:
 
         def run_once(name: str) -> None:
             trainer = group.variants[name]
+            if group.reset is not None:
+                group.reset()
             timing = time_loop(
                 lambda: trainer(group.step),
                 self.place.device,
@@ -347,12 +352,16 @@ def run_suite(
         The record.
     """
     torch.manual_seed(0)
+    # What was imported lives on; without it, collecting between two runs is quick.
+    gc.collect()
+    gc.freeze()
     run = Run(suite, place, machine, save)
     if suite.watch is None:
         _run_parts(run)
     else:
         with suite.watch(place) as run.sampler:
             _run_parts(run)
+    gc.unfreeze()
     run.save(is_over=True)
     return run.record(is_over=True)
 

@@ -19,6 +19,7 @@ from benchmarks.suites import (
     in_memory,
     seed_classification,
     seed_encoder_decoder,
+    shared,
     transform,
 )
 
@@ -43,17 +44,17 @@ _GROUPS = {
 _COMPARED = [
     ("seed-classification", seed_classification.BOUND),
     ("seed-classification", seed_classification.IN_WORKERS),
-    ("seed-classification", seed_classification.SEED_PIPELINED),
-    ("seed-classification", seed_classification.CHAINED),
+    ("seed-classification", shared.SEED_PIPELINED),
+    ("seed-classification", shared.CHAINED),
     ("seed-encoder-decoder", seed_encoder_decoder.SERIAL),
     ("seed-encoder-decoder", seed_encoder_decoder.PIPELINED),
     ("seed-encoder-decoder", seed_encoder_decoder.GRAPHED),
     ("in-memory", in_memory.PLAIN),
     ("in-memory", in_memory.OURS_COPY),
-    ("in-memory", in_memory.KORNIA),
-    ("in-memory", in_memory.CHAINED),
+    ("in-memory", shared.KORNIA),
+    ("in-memory", shared.CHAINED),
     ("transform", transform.KORNIA),
-    ("transform", transform.CHAINED),
+    ("transform", shared.CHAINED),
 ]
 
 

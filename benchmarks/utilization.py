@@ -89,7 +89,7 @@ def watch_utilization(place: Place) -> Iterator[UtilizationSampler | None]:
     """Sample while a suite runs; ``None`` where there is nothing to be read."""
     try:
         read = open_device(place.device) if place.device.type == "cuda" else None
-    except OSError as error:
+    except (OSError, AttributeError) as error:
         print(f"GPU utilization is not measured: {error}")
         read = None
     if read is None:

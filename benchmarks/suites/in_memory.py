@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import pipelines
 from benchmarks.chains import kornia_function, own_subclasses_chain, per_sample
 from benchmarks.dali import dali_prefetch, has_dali
-from benchmarks.loops import Step, Trainer
+from benchmarks.loops import Trainer
 from benchmarks.markdown import costs_table, speeds_table
 from benchmarks.plots import draw_speeds
 from benchmarks.record import Omission, Record
@@ -26,7 +26,8 @@ from benchmarks.suites.shared import (
     SINGLE,
     VISION,
     VISION_SINGLE,
-    classification_step,
+    ClassificationStep,
+    LastingStep,
     over,
 )
 from gpuprefetch import workloads
@@ -48,13 +49,15 @@ DALI = "DALI, external source"
 def groups(place: Place) -> Iterator[Group]:
     """Give the groups: batches of 32 and of 128."""
     size = 16 if place.is_tiny else 256
-    step = classification_step(size, place.device)
+    step = ClassificationStep(size, place.device)
     steps_of = {2: 2} if place.is_tiny else {32: 60, 128: 30}
     for batch_size, steps in steps_of.items():
         yield _group(place, step, size, batch_size, steps)
 
 
-def _group(place: Place, step: Step, size: int, batch_size: int, steps: int) -> Group:
+def _group(
+    place: Place, step: LastingStep, size: int, batch_size: int, steps: int
+) -> Group:
     device = place.device
     source = pipelines.InMemory(batch_size, size, pin=True)
     chain = workloads.kornia_chain(size)
@@ -99,6 +102,7 @@ def _group(place: Place, step: Step, size: int, batch_size: int, steps: int) -> 
         name="",
         batch_size=batch_size,
         step=step,
+        reset=step.reset,
         variants=variants,
         bound=BOUND,
         steps=steps,
@@ -162,7 +166,7 @@ def _tables(record: Record) -> dict[str, str]:
 SUITE = Suite(
     name="in-memory",
     title="the pipeline alone, over batches ready in pinned memory",
-    budget_s=90.0,
+    budget_s=85.0,
     groups=groups,
     omissions=_omissions,
     tables=_tables,

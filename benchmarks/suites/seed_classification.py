@@ -19,7 +19,7 @@ from torch import nn
 
 from benchmarks import pipelines
 from benchmarks.chains import kornia_function
-from benchmarks.loops import Step, Trainer
+from benchmarks.loops import Trainer
 from benchmarks.markdown import speed_cell, speeds_table
 from benchmarks.plots import draw_speeds
 from benchmarks.record import Case, Record
@@ -32,7 +32,8 @@ from benchmarks.suites.shared import (
     SEED_PIPELINED,
     SEED_SERIAL,
     SINGLE,
-    classification_step,
+    ClassificationStep,
+    LastingStep,
     over,
 )
 from benchmarks.utilization import watch_utilization
@@ -100,17 +101,18 @@ def cells(place: Place) -> list[Cell]:
 def groups(place: Place) -> Iterator[Group]:
     """Give a group for each batch size and number of workers."""
     size = 16 if place.is_tiny else 256
-    step = classification_step(size, place.device)
+    step = ClassificationStep(size, place.device)
     for cell in cells(place):
         yield _group(place, step, size, cell)
 
 
-def _group(place: Place, step: Step, size: int, cell: Cell) -> Group:
+def _group(place: Place, step: LastingStep, size: int, cell: Cell) -> Group:
     trainers = _trainers(place, size, cell)
     return Group(
         name=f"{cell.num_workers} workers",
         batch_size=cell.batch_size,
         step=step,
+        reset=step.reset,
         variants={name: trainers[name] for name in cell.names},
         bound=BOUND,
         steps=2 if place.is_tiny else cell.steps_of(BOUND),
@@ -222,7 +224,7 @@ def _plots(record: Record, folder: Path) -> None:
 SUITE = Suite(
     name="seed-classification",
     title="the seed's part 2: augmentation behind a DataLoader that makes images",
-    budget_s=230.0,
+    budget_s=220.0,
     groups=groups,
     watch=watch_utilization,
     tables=_tables,

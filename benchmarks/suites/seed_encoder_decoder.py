@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks import pipelines
-from benchmarks.loops import Step, Trainer, no_step
+from benchmarks.loops import Trainer, no_step
 from benchmarks.markdown import costs_table, speeds_table
 from benchmarks.pipelines import Pair
 from benchmarks.plots import draw_speeds
@@ -32,8 +32,7 @@ from benchmarks.seed import (
     make_loader,
 )
 from benchmarks.suite import Group, Place, Promise, Suite
-from benchmarks.suites.shared import over
-from gpuprefetch import workloads
+from benchmarks.suites.shared import LastingStep, over
 from gpuprefetch.augment.graphed import GraphedTransform
 
 __all__ = ["SUITE", "groups"]
@@ -70,8 +69,7 @@ def groups(place: Place) -> Iterator[Group]:
     """Give a group for each batch size in memory, and one behind a DataLoader."""
     device = place.device
     encode = _Encode(build_encoder().to(device))
-    decoder = build_decoder().to(device).train()
-    step = workloads.TrainingStep(decoder, learning_rate=0.0)
+    step = LastingStep(build_decoder().to(device))
     sizes = (2,) if place.is_tiny else (_PROMISED_SIZE, 2, 4, 16, 32, 64)
     for batch_size in sizes:
         yield _in_memory(place, step, encode, batch_size)
@@ -99,7 +97,9 @@ class _ImagesInMemory:
         return itertools.cycle(self._ready)
 
 
-def _in_memory(place: Place, step: Step, encode: _Encode, batch_size: int) -> Group:
+def _in_memory(
+    place: Place, step: LastingStep, encode: _Encode, batch_size: int
+) -> Group:
     device = place.device
     source = _ImagesInMemory(batch_size, _image_size(place))
     is_promised = batch_size == _PROMISED_SIZE
@@ -129,6 +129,7 @@ def _in_memory(place: Place, step: Step, encode: _Encode, batch_size: int) -> Gr
         name=IN_MEMORY,
         batch_size=batch_size,
         step=step,
+        reset=step.reset,
         variants=variants,
         bound=BOUND,
         steps=2 if place.is_tiny else 60,
@@ -141,7 +142,7 @@ def _in_memory(place: Place, step: Step, encode: _Encode, batch_size: int) -> Gr
 
 
 def _behind_workers(
-    place: Place, step: Step, encode: _Encode, batch_size: int
+    place: Place, step: LastingStep, encode: _Encode, batch_size: int
 ) -> Group:
     device = place.device
     num_workers, prefetch_factor = (1, 1) if place.is_tiny else (8, 2)
@@ -170,6 +171,7 @@ def _behind_workers(
         name=f"{num_workers} workers",
         batch_size=batch_size,
         step=step,
+        reset=step.reset,
         variants=variants,
         bound="plain loop, encoder left out",
         steps=2 if place.is_tiny else 10 * prefetched,
@@ -237,7 +239,7 @@ def _plots(record: Record, folder: Path) -> None:
 SUITE = Suite(
     name="seed-encoder-decoder",
     title="the seed's part 1: a frozen encoder before a trained decoder",
-    budget_s=65.0,
+    budget_s=60.0,
     groups=groups,
     tables=_tables,
     plots=_plots,

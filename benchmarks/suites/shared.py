@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import nn
 
 from benchmarks import pipelines
-from benchmarks.loops import Over, Step, Trainer
+from benchmarks.loops import Over, Trainer
 from benchmarks.pipelines import Pair
 from gpuprefetch import workloads
 
@@ -18,7 +19,8 @@ __all__ = [
     "SINGLE",
     "VISION",
     "VISION_SINGLE",
-    "classification_step",
+    "ClassificationStep",
+    "LastingStep",
     "over",
 ]
 
@@ -38,13 +40,44 @@ def over(start: Callable[[], Iterator[Pair]]) -> Trainer:
     return lambda step: Over(start(), step)
 
 
-def classification_step(image_size: int, device: torch.device) -> Step:
-    """Build the model and its training step.
+class LastingStep:
+    """A training step that does all the work, and leaves the weights as they are.
 
-    The learning rate is 0: the same work, and the numbers stay as they are, which the
-    speed and the power of a GPU depend on.
+    Its learning rate is 0, since the speed and the power of a GPU depend on the numbers
+    that it computes with. A loop whose streams do not wait for each other may still
+    train on memory that holds no number, and leave weights that are none.
+
+    Args:
+        model: On its device.
     """
-    model = workloads.build_model(image_size, pipelines.NUM_CLASSES)
-    step = workloads.TrainingStep(model.to(device).train(), learning_rate=0.0)
-    # A label may come as (B,) or as (B, 1).
-    return lambda images, labels: step(images, labels.flatten())
+
+    def __init__(self, model: nn.Module) -> None:
+        self._step = workloads.TrainingStep(model.train(), learning_rate=0.0)
+        self._weights: list[torch.Tensor] = list(model.parameters())
+        self._first = [weight.detach().clone() for weight in self._weights]
+
+    def __call__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Train on one batch."""
+        self._step(inputs, labels)
+
+    def reset(self) -> None:
+        """Make the weights what they were at first."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, self._first)
+
+
+class ClassificationStep(LastingStep):
+    """The nine-layer model's step.
+
+    Args:
+        image_size: Height and width, in pixels.
+        device: Where it trains.
+    """
+
+    def __init__(self, image_size: int, device: torch.device) -> None:
+        model = workloads.build_model(image_size, pipelines.NUM_CLASSES)
+        super().__init__(model.to(device))
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Train on one batch; labels are (B,) or (B, 1)."""
+        super().__call__(images, labels.flatten())

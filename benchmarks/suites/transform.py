@@ -38,7 +38,7 @@ __all__ = ["SUITE", "groups"]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
-_COMPILE_LIMIT_S = 40.0
+_COMPILE_LIMIT_S = 30.0
 
 KORNIA = "Kornia"
 COPY = "bound: copy of the result"
@@ -156,7 +156,7 @@ def _group(
         steps=2 if place.is_tiny else 20,
         other_steps={} if place.is_tiny else other_steps,
         warmup=1 if place.is_tiny else 5,
-        rounds=1 if place.is_tiny else 5,
+        rounds=1 if place.is_tiny else 3,
         promises=[Promise("ours fused / Kornia", CHAINED, KORNIA)],
     )
 
@@ -266,7 +266,7 @@ def _row(case: Case, copy: Case | None) -> list[str]:
 SUITE = Suite(
     name="transform",
     title="the chain alone, on images on the device",
-    budget_s=45.0,
+    budget_s=50.0,
     groups=groups,
     run=_measure_compiled,
     omissions=_omissions,
