@@ -95,7 +95,7 @@ def _group(
             )
         ),
     }
-    if has_dali() and device.type == "cuda":
+    if has_dali():
         variants[DALI] = over(lambda: dali_prefetch(batch_size, size, device))
     slow = [VISION_SINGLE, SEED_SERIAL, SEED_PIPELINED]
     return Group(

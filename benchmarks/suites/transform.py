@@ -85,7 +85,7 @@ def _demo(place: Place, size: int, batch_size: int) -> Group:
     if batch_size <= 32:
         transforms[VISION_SINGLE] = partial(per_sample, vision)
     peers: dict[str, Trainer] = {}
-    if has_dali() and place.device.type == "cuda":
+    if has_dali():
         start = partial(dali_prefetch, batch_size, size, place.device)
         peers[DALI] = lambda step: Over(start(), no_step)
     return _group(place, DEMO, transforms, size, batch_size, peers)
