@@ -197,7 +197,7 @@ class Run:
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """Do a part of the suite if there is time; note it if it fails."""
         if not self.has_time:
-            self.omit(name, f"the suite's {self.suite.budget_s:g} s were over")
+            self.omit(name, f"{self.suite.budget_s:.0f} s were over")
             return
         try:
             work()
@@ -370,6 +370,9 @@ def _run_parts(run: Run) -> None:
     if run.suite.groups is not None:
         try:
             for group in run.suite.groups(run.place):
+                if not run.has_time:
+                    run.omit("further groups", f"{run.suite.budget_s:.0f} s were over")
+                    break
                 run.compare(group)
                 del group
         except Exception:  # While a group was built: the rest of them is lost.

@@ -126,7 +126,7 @@ def test_what_has_no_time_is_listed() -> None:
     record, _ = _run(_group(), budget_s=0.0)
     assert record.cases == ()
     assert not record.is_complete
-    assert "0 s were over" in record.omitted[0].reason
+    assert record.omitted == (Omission("further groups", "0 s were over"),)
 
 
 def test_what_is_not_installed_leaves_a_suite_complete() -> None:
@@ -189,6 +189,15 @@ def test_an_unknown_suite_is_refused_with_the_known_ones(
     with pytest.raises(SystemExit):
         command_line.main(["in-memroy"])
     assert "Choose from: " in capsys.readouterr().err
+
+
+def test_a_suite_that_is_not_begun_keeps_its_old_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["in-memory", "--tiny", "--out-dir", str(tmp_path), "--device", "cpu"]
+    assert command_line.main([*arguments, "--budget-s", "0"]) == 1
+    assert "in-memory: not begun" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_classification_times_ten_times_what_is_prefetched() -> None:

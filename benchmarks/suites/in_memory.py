@@ -44,6 +44,7 @@ KORNIA_SIDE = "Kornia, one batch ahead on a side stream"
 KORNIA_THREAD = "Kornia on a background thread, side stream"
 UNFUSED = "ours, Kornia chain that does not fuse"
 DALI = "DALI, external source"
+_PROMISED = {BOUND, KORNIA_THREAD, UNFUSED, CHAINED}  # All rounds; the others two.
 
 
 def groups(place: Place) -> Iterator[Group]:
@@ -109,6 +110,7 @@ def _group(
         warmup=1 if place.is_tiny else 6,
         rounds=1 if place.is_tiny else 3,
         other_steps=dict.fromkeys(slow, 2 if place.is_tiny else 16),
+        fewer_rounds=dict.fromkeys(set(variants) - _PROMISED, 2),
         promises=_promises(batch_size),
         is_probed=batch_size != 128,
     )

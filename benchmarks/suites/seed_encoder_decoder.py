@@ -176,7 +176,7 @@ def _behind_workers(
         bound="plain loop, encoder left out",
         steps=2 if place.is_tiny else 10 * prefetched,
         warmup=1 if place.is_tiny else prefetched,
-        rounds=1 if place.is_tiny else 2,
+        rounds=1,
         promises=[Promise("graphed encoder / seed pipelined", GRAPHED, PIPELINED)],
         is_probed=False,
         extra={
