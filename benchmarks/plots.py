@@ -53,6 +53,7 @@ def draw_speeds(
         path,
         unit="% of the bound" if of_bound else "steps/s",
         heading=heading,
+        highlighted=[name for name in bars if name.startswith("ours")],
     )
 
 

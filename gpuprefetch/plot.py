@@ -4,7 +4,7 @@ The only file that imports matplotlib, and only when a picture is drawn. It uses
 window and no global state, so it works on a machine without a display.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ def save_bars(
     *,
     unit: str,
     heading: str = "",
+    highlighted: Collection[str] = (),
 ) -> None:
     """Write a chart of horizontal bars to a picture file, one panel for each cluster.
 
@@ -91,6 +92,7 @@ def save_bars(
         path: Its suffix names the format (``.png``). Replaced if it exists.
         unit: Of the lengths, shown below the panels.
         heading: A line above all; none if empty.
+        highlighted: Names of bars in a colour of their own.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -103,10 +105,12 @@ def save_bars(
     )
     if heading:
         figure.suptitle(heading, fontsize=11)
+    colours = ["C1" if name in highlighted else "C0" for name in names]
     panels = figure.subplots(1, len(clusters), sharey=True, squeeze=False)[0]
     for place, (panel, cluster) in enumerate(zip(panels, clusters, strict=True)):
         lengths = [bars[name][place] for name in names]
-        drawn = panel.barh(names, [length or 0.0 for length in lengths])
+        widths = [length or 0.0 for length in lengths]
+        drawn = panel.barh(names, widths, color=colours)
         labels = ["" if length is None else f" {length:.3g}" for length in lengths]
         panel.bar_label(drawn, labels, fontsize=8)
         panel.set_title(cluster, fontsize=9)

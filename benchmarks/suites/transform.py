@@ -38,7 +38,7 @@ __all__ = ["SUITE", "groups"]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
-_COMPILE_LIMIT_S = 30.0
+_COMPILE_LIMIT_S = 35.0  # Its start included.
 
 KORNIA = "Kornia"
 COPY = "bound: copy of the result"
@@ -191,7 +191,7 @@ def _measure_compiled(run: Run) -> None:
         )
     except subprocess.TimeoutExpired:
         # What takes longer than this is a finding, not a gap.
-        reason = f"its first calls took more than {_COMPILE_LIMIT_S:g} s"
+        reason = f"its first calls did not end within {_COMPILE_LIMIT_S:g} s"
         run.omit(COMPILED, reason, is_a_gap=False)
         return
     if finished.returncode != 0:
