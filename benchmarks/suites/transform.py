@@ -144,9 +144,7 @@ def _group(
     variants: dict[str, Trainer] = {COPY: _repeating(torch.clone, results)}
     variants |= {key: _repeating(work, images) for key, work in transforms.items()}
     variants |= peers
-    fast = [COPY, CHAINED, SINGLE] if name != JITTER else [COPY, CHAINED]
-    other_steps = dict.fromkeys(fast, 400 if name != JITTER else 100)
-    other_steps[VISION_SINGLE] = 5
+    other_steps = dict.fromkeys((COPY, CHAINED, SINGLE), 400) | {VISION_SINGLE: 5}
     return Group(
         name=name,
         batch_size=batch_size,
