@@ -43,8 +43,11 @@ gpu: ## GPU tests and benchmarks; writes tests/gpu/LAST_RUN.json
 check-memory: ## The fused kernel's GPU tests under compute-sanitizer; about 2 minutes
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) tests/gpu/memory_checker.py $(ARGS)
 
-bench: $(INSTALLED) ## Benchmarks, on whatever device this machine has
-	$(VENV_PYTHON) -m pytest benchmarks --benchmark-only $(ARGS)
+bench: ## All benchmark suites on a GPU, at most 8 minutes; renews tables and pictures
+	@test "$(GPU_PYTHON)" != "$(VENV_PYTHON)" || $(MAKE) --no-print-directory $(INSTALLED)
+	export PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"; status=0; \
+	$(GPU_PYTHON) -m benchmarks $(ARGS) || status=$$?; \
+	$(GPU_PYTHON) -m benchmarks.tables --plots && exit $$status
 
 clean: ## Remove everything that was built, the virtual environment included
 	rm -rf $(VENV) build dist *.egg-info demo-out \

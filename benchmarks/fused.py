@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import kornia.augmentation as K
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import must_reach, next_time, pipelines
+from benchmarks.chains import imagenet_chain, jitter_chain
+from benchmarks.measure import synchronize
 from benchmarks.must_reach import Bench, Sizes
 from benchmarks.pipelines import Pair
 from gpuprefetch import workloads
@@ -33,30 +34,11 @@ from gpuprefetch.augment.fused import FusedAugmentation, fuse
 from gpuprefetch.augment.operator import augment
 from gpuprefetch.augment.variant import How
 
-_MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-
 # (steps, rounds) of training per batch size: about ten seconds each on an H200.
 _TRAINING = {32: (150, 5), 128: (50, 5)}
 _TINY_TRAINING = {2: (4, 2)}
 
 Variants = dict[str, Callable[[], Iterator[Pair]]]
-
-
-def imagenet_chain(size: int) -> nn.Sequential:
-    """Build what ImageNet training does to a batch."""
-    return nn.Sequential(
-        K.RandomResizedCrop((size, size)),
-        K.RandomHorizontalFlip(),
-        K.Normalize(_MEAN, _STD),
-    )
-
-
-def jitter_chain(size: int) -> nn.Sequential:
-    """Build the demo's chain with a ColorJitter in its middle."""
-    members = list(workloads.kornia_chain(size))
-    return nn.Sequential(
-        *members[:3], K.ColorJitter(0.2, 0.2, 0.2, 0.1, p=1.0), *members[3:]
-    )
 
 
 # Training #
@@ -305,7 +287,7 @@ def measure_against_kornia(bench: Bench) -> None:
         for _ in range(7):
             for variant, transform in (("Kornia", chain), ("fused", fused)):
                 is_fused = variant == "fused"
-                pipelines.synchronize(device)
+                synchronize(device)
                 repeats = calls * (10 if is_fused else 1)
                 started = time.perf_counter()
                 with torch.no_grad():
@@ -313,7 +295,7 @@ def measure_against_kornia(bench: Bench) -> None:
                         transform(
                             images if is_fused else workloads.to_unit_float(images)
                         )
-                pipelines.synchronize(device)
+                synchronize(device)
                 spent = (time.perf_counter() - started) * 1e6 / repeats
                 times[variant].append(spent)
         for variant, samples in times.items():

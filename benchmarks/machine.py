@@ -33,7 +33,8 @@ def describe_machine() -> dict[str, Any]:
         "commit": _commit(),
         "package_commit": _package_commit(),
         "dirty": _is_dirty(),
-        "package_sha256": _package_digest(),
+        "package_sha256": _digest("gpuprefetch"),
+        "benchmarks_sha256": _digest("benchmarks"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -73,13 +74,13 @@ def _is_dirty() -> bool | None:
     return bool(_output("git", "status", "--porcelain", "--", "gpuprefetch"))
 
 
-def _package_digest() -> str:
-    """Hash the package's sources, so that a record can be matched without git."""
+def _digest(folder: str) -> str:
+    """Hash a folder's sources, so that a record can be matched without git."""
     digest = hashlib.sha256()
-    package = _ROOT / "gpuprefetch"
-    sources = (path for kind in ("*.py", "*.cu") for path in package.rglob(kind))
+    top = _ROOT / folder
+    sources = (path for kind in ("*.py", "*.cu") for path in top.rglob(kind))
     for path in sorted(sources):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0")
+        digest.update(path.relative_to(top).as_posix().encode() + b"\0")
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 

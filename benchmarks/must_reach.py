@@ -12,7 +12,6 @@ How to read them: see README.md in this directory.
 """
 
 import argparse
-import gc
 import itertools
 import json
 import statistics
@@ -29,8 +28,11 @@ from unittest import mock
 import torch
 
 from benchmarks import next_time, pipelines
+from benchmarks.loops import Over, Step
 from benchmarks.machine import describe_machine
-from benchmarks.pipelines import Pair, Step
+from benchmarks.measure import in_turns, synchronize, time_loop
+from benchmarks.pipelines import Pair
+from benchmarks.record import spread
 from gpuprefetch import host_lead, workloads
 
 
@@ -99,9 +101,12 @@ class Figure:
             "at_least": self.at_least,
             "at_most": self.at_most,
             "passed": self.passed,
-            "quartiles": [round(q, 4) for q in _quartiles(self.samples)],
+            "quartiles": [round(q, 4) for q in self._quartiles()],
             "samples": [round(sample, 4) for sample in self.samples[:20]],
         }
+
+    def _quartiles(self) -> tuple[float, ...]:
+        return spread(self.samples)[1] if self.samples else ()
 
     def __str__(self) -> str:
         target = verdict = ""
@@ -116,13 +121,6 @@ class Figure:
         return (
             f"{self.name:58s} {self.value:9.3f} {self.unit:8s} {target:16s} {verdict}"
         )
-
-
-def _quartiles(samples: list[float]) -> list[float]:
-    if len(samples) < 2:
-        return samples * 2
-    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return [first, third]
 
 
 @dataclass(slots=True)
@@ -149,19 +147,15 @@ class Bench:
     ) -> dict[str, list[float]]:
         """Measure steps/s of each variant once a round, in a new order each round."""
         speeds: dict[str, list[float]] = {name: [] for name in variants}
-        for number in range(rounds or self.sizes.rounds):
-            names = list(variants)
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
-                gc.collect()
-                speed = pipelines.steps_per_s(
-                    variants[name](),
-                    self.step,
-                    self.device,
-                    steps=steps or self.sizes.steps,
-                    warmup=self.sizes.warmup,
-                )
-                speeds[name].append(speed)
+        for _, name in in_turns(list(variants), rounds or self.sizes.rounds):
+            start = variants[name]
+            timing = time_loop(
+                lambda start=start: Over(start(), self.step),
+                self.device,
+                steps=steps or self.sizes.steps,
+                warmup=self.sizes.warmup,
+            )
+            speeds[name].append(timing.steps_per_s)
         return speeds
 
     def add_speeds(self, title: str, speeds: dict[str, list[float]]) -> None:
@@ -401,7 +395,7 @@ def run(
     warm = pipelines.resident(sizes.batch_size, sizes.image_size, device)
     for images, labels in itertools.islice(warm, sizes.steps):
         step(images, labels)
-    pipelines.synchronize(device)
+    synchronize(device)
     errors: dict[str, str] = {}
     for measure in measurements:
         name = measure.__name__

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from benchmarks.measure import in_turns
 from benchmarks.pipelines import Pair
 
 __all__ = ["Loop", "make_busy", "sleep", "time_next_in_turns"]
@@ -60,13 +61,10 @@ def time_next_in_turns(
     drop_us: dict[str, list[float]] = {name: [] for name in cases}
     running = {name: start() for name, start in cases.items()}
     try:
-        for number in range(rounds):
-            names = list(cases)
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
-                spent, dropped = _time_turn(running[name], steps, pause)
-                next_us[name] += spent
-                drop_us[name] += dropped
+        for _, name in in_turns(list(cases), rounds):
+            spent, dropped = _time_turn(running[name], steps, pause)
+            next_us[name] += spent
+            drop_us[name] += dropped
     finally:
         for batches in running.values():
             batches.close()  # type: ignore[attr-defined]

@@ -6,7 +6,8 @@ what its own documentation says.
 """
 
 import itertools
-import time
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,23 +18,22 @@ from gpuprefetch import StreamPrefetchLoader
 
 __all__ = [
     "InMemory",
+    "Ours",
+    "Pair",
     "RandomImages",
-    "Step",
     "Transform",
     "data_loader",
     "has_timm",
     "one_ahead",
     "plain",
     "resident",
-    "steps_per_s",
     "stream_prefetch",
-    "synchronize",
+    "threaded",
     "timm_prefetch",
     "to_float",
 ]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-Step = Callable[[torch.Tensor, torch.Tensor], object]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
 NUM_CLASSES = 10
@@ -125,24 +125,84 @@ def one_ahead(
     source: Iterable[Pair], device: torch.device, transform: Transform = to_float
 ) -> Iterator[Pair]:
     """Copy one batch ahead on a side stream, by hand: the least that is correct."""
-    side, batches = torch.cuda.Stream(device), iter(source)
-
-    def issue() -> tuple[torch.Tensor, torch.Tensor, torch.cuda.Event]:
-        images, labels = next(batches)
-        with torch.cuda.stream(side), torch.no_grad():
-            images = transform(images.to(device, non_blocking=True))
-            labels = labels.to(device, non_blocking=True)
-            return images, labels, side.record_event()
-
-    ahead = issue()
+    side, batches = side_stream(device), iter(source)
+    ahead = issue(next(batches), device, transform, side)
     while True:
-        images, labels, ready = ahead
-        ahead = issue()
+        ready = ahead
+        ahead = issue(next(batches), device, transform, side)
+        yield hand_off(*ready)
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Make a stream; off CUDA there is none, and work is done in order."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+def issue(
+    pair: Pair,
+    device: torch.device,
+    transform: Transform,
+    side: torch.cuda.Stream | None,
+) -> tuple[Pair, torch.cuda.Event | None]:
+    """Copy and transform one batch on a stream."""
+    images, labels = pair
+    with torch.cuda.stream(side), torch.no_grad():
+        images = transform(images.to(device, non_blocking=True))
+        labels = labels.to(device, non_blocking=True)
+        return (images, labels), None if side is None else side.record_event()
+
+
+def hand_off(pair: Pair, ready: torch.cuda.Event | None) -> Pair:
+    """Let the loop's stream wait for a batch of another stream, and own it."""
+    if ready is not None:
         consumer = torch.cuda.current_stream()
         consumer.wait_event(ready)
-        images.record_stream(consumer)
-        labels.record_stream(consumer)
-        yield images, labels
+        for leaf in pair:
+            leaf.record_stream(consumer)
+    return pair
+
+
+def threaded(
+    source: Iterable[Pair],
+    device: torch.device,
+    transform: Transform = to_float,
+    *,
+    depth: int = 2,
+) -> Iterator[Pair]:
+    """Copy and transform in a thread, on a side stream: hides time on the host, too."""
+    # Batches that are issued and wait for the loop, or the error that ended it.
+    ahead: queue.Queue[Any] = queue.Queue(depth)
+    is_over = threading.Event()  # Set by the loop; the thread looks at every batch.
+
+    def offer(item: Any) -> bool:
+        while not is_over.is_set():
+            try:
+                ahead.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def run() -> None:
+        side = side_stream(device)
+        try:
+            for pair in source:
+                if not offer(issue(pair, device, transform, side)):
+                    return
+        except BaseException as error:
+            offer(error)
+
+    worker = threading.Thread(target=run, daemon=True)
+    worker.start()
+    try:
+        while True:
+            item = ahead.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield hand_off(*item)
+    finally:
+        is_over.set()
+        worker.join()
 
 
 def has_timm() -> bool:
@@ -161,6 +221,30 @@ def timm_prefetch(source: Iterable[Pair], device: torch.device) -> Iterator[Pair
     return iter(PrefetchLoader(source, device=device))
 
 
+class Ours:
+    """The loader of this package, as an iterator that can be closed."""
+
+    def __init__(self, loader: StreamPrefetchLoader[Any]) -> None:
+        self._loader = loader
+        self._batches = iter(loader)
+
+    def __iter__(self) -> Iterator[Pair]:
+        return self
+
+    def __next__(self) -> Pair:
+        pair: Pair = next(self._batches)
+        return pair
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked memory of the loader's own slots."""
+        return self._loader.stats().pinned_bytes
+
+    def close(self) -> None:
+        """Give back threads, streams and slots."""
+        self._loader.close()
+
+
 def stream_prefetch(
     source: Iterable[Pair],
     device: torch.device,
@@ -168,53 +252,10 @@ def stream_prefetch(
     *,
     depth: int = 2,
     background: bool | None = None,
-) -> Iterator[Pair]:
+) -> Ours:
     """Use the loader of this package."""
-    loader = StreamPrefetchLoader(
-        source, transform, device=device, depth=depth, background=background
+    return Ours(
+        StreamPrefetchLoader(
+            source, transform, device=device, depth=depth, background=background
+        )
     )
-    try:
-        yield from loader
-    finally:
-        loader.close()
-
-
-# Timing #
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def steps_per_s(
-    batches: Iterator[Pair],
-    step: Step,
-    device: torch.device,
-    *,
-    steps: int,
-    warmup: int,
-) -> float:
-    """Train through a pipeline; the device is synchronized inside the timed region.
-
-    Args:
-        batches: Gives at least ``steps + warmup`` batches; closed afterwards.
-        step: One step of training.
-        device: Where it runs.
-        steps: How many are timed: at least ten times what the pipeline prefetches.
-        warmup: How many come before.
-    """
-    try:
-        for _ in range(warmup):
-            step(*next(batches))
-        synchronize(device)
-        started = time.perf_counter()
-        for _ in range(steps):
-            step(*next(batches))
-        synchronize(device)
-        return steps / (time.perf_counter() - started)
-    finally:
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()

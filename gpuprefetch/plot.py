@@ -4,7 +4,7 @@ The only file that imports matplotlib, and only when a picture is drawn. It uses
 window and no global state, so it works on a machine without a display.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 
 from gpuprefetch.errors import DependencyError
 
-__all__ = ["import_figure", "save_grid"]
+__all__ = ["import_figure", "save_bars", "save_grid"]
 
 _CELL_INCHES = 2.0
 _HEADING_INCHES = 0.5
+_BAR_INCHES = 0.28
+_PANEL_INCHES = 2.6
 _DOTS_PER_INCH = 110
 
 
@@ -70,6 +72,51 @@ def save_grid(
     for cell, image, caption in zip(cells, images, captions, strict=False):
         cell.imshow(_to_pixels(image), vmin=0, vmax=1, cmap="gray")
         cell.set_title(caption, fontsize=9)
+    figure.savefig(path, dpi=_DOTS_PER_INCH)
+
+
+def save_bars(
+    bars: Mapping[str, Sequence[float | None]],
+    clusters: Sequence[str],
+    path: Path,
+    *,
+    unit: str,
+    heading: str = "",
+    highlighted: Collection[str] = (),
+) -> None:
+    """Write a chart of horizontal bars to a picture file, one panel for each cluster.
+
+    Args:
+        bars: Name of a bar, and its length in each cluster; ``None``: no bar there.
+        clusters: What the panels are called, as many as each bar has lengths.
+        path: Its suffix names the format (``.png``). Replaced if it exists.
+        unit: Of the lengths, shown below the panels.
+        heading: A line above all; none if empty.
+        highlighted: Names of bars in a colour of their own.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+        OSError: The file cannot be written.
+    """
+    names = list(bars)
+    height = _BAR_INCHES * len(names) + 2 * _HEADING_INCHES
+    figure = import_figure()(
+        figsize=(_PANEL_INCHES * (len(clusters) + 1), height), layout="constrained"
+    )
+    if heading:
+        figure.suptitle(heading, fontsize=11)
+    colours = ["C1" if name in highlighted else "C0" for name in names]
+    panels = figure.subplots(1, len(clusters), sharey=True, squeeze=False)[0]
+    for place, (panel, cluster) in enumerate(zip(panels, clusters, strict=True)):
+        lengths = [bars[name][place] for name in names]
+        widths = [length or 0.0 for length in lengths]
+        drawn = panel.barh(names, widths, color=colours)
+        labels = ["" if length is None else f" {length:.3g}" for length in lengths]
+        panel.bar_label(drawn, labels, fontsize=8)
+        panel.set_title(cluster, fontsize=9)
+        panel.set_xlabel(unit, fontsize=9)
+        panel.margins(x=0.18)
+    panels[0].invert_yaxis()  # The first bar on top, as in a table.
     figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 

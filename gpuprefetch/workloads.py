@@ -152,15 +152,19 @@ def to_unit_float(images: torch.Tensor) -> torch.Tensor:
     return images.float().div_(255)
 
 
-def worker_chain(image_size: int) -> nn.Module:
+def worker_chain(image_size: int, *, scale: bool = True) -> nn.Module:
     """Build the chain for one (3, image_size, image_size) uint8 image in a worker.
+
+    Args:
+        image_size: Height and width, in pixels.
+        scale: Bring pixels to [0, 1]; else they stay in [0, 255].
 
     Returns:
         A module that returns float32 of the same shape.
     """
     _check_image_size(image_size)
     return nn.Sequential(
-        v2.ToDtype(torch.float32, scale=True),
+        v2.ToDtype(torch.float32, scale=scale),
         v2.RandomCrop(image_size // 2),
         v2.Resize(image_size, antialias=True),
         v2.RandomRotation(_DEGREES),
@@ -169,17 +173,21 @@ def worker_chain(image_size: int) -> nn.Module:
     )
 
 
-def batch_chain(image_size: int) -> nn.Module:
+def batch_chain(image_size: int, *, scale: bool = True) -> nn.Module:
     """Build the chain as one writes it by hand for a batch on the device.
 
     Crop and rotation draw once per image, the blur once per batch.
+
+    Args:
+        image_size: Height and width, in pixels.
+        scale: Bring pixels to [0, 1]; else they stay in [0, 255].
 
     Returns:
         A module from (B, 3, image_size, image_size), uint8, to float32 of that shape.
     """
     _check_image_size(image_size)
     return nn.Sequential(
-        v2.ToDtype(torch.float32, scale=True),
+        v2.ToDtype(torch.float32, scale=scale),
         _BatchCrop(image_size // 2),
         v2.Resize(image_size, antialias=True),
         _BatchRotation(_DEGREES),

@@ -1,0 +1,176 @@
+"""What does each input pipeline itself cost, over batches that are ready in memory?
+
+Eight uint8 batches in pinned memory are served in turn, so there is no dataset cost.
+The bound is the same training step on one batch that lies on the device already.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks import pipelines
+from benchmarks.chains import kornia_function, own_subclasses_chain, per_sample
+from benchmarks.dali import dali_prefetch, has_dali
+from benchmarks.loops import Trainer
+from benchmarks.markdown import costs_table, speeds_table
+from benchmarks.plots import draw_speeds
+from benchmarks.record import Omission, Record
+from benchmarks.seed import TwoStreamLoop
+from benchmarks.suite import Group, Place, Promise, Suite
+from benchmarks.suites.shared import (
+    CHAINED,
+    FUNCTION,
+    KORNIA,
+    SEED_PIPELINED,
+    SEED_SERIAL,
+    SINGLE,
+    VISION,
+    VISION_SINGLE,
+    ClassificationStep,
+    LastingStep,
+    over,
+)
+from gpuprefetch import workloads
+from gpuprefetch.augment.fused import fuse
+
+__all__ = ["SUITE", "groups"]
+
+BOUND = "bound: step alone, batch on the device"
+PLAIN = "plain copy, no augmentation"
+OURS_COPY = "ours, copy only"
+TIMM = "timm PrefetchLoader (copy and normalize only)"
+SEED_KORNIA = "seed's two streams, Kornia"
+KORNIA_SIDE = "Kornia, one batch ahead on a side stream"
+KORNIA_THREAD = "Kornia on a background thread, side stream"
+UNFUSED = "ours, Kornia chain that does not fuse"
+DALI = "DALI, external source"
+_PROMISED = {BOUND, KORNIA_THREAD, UNFUSED, CHAINED}  # All rounds; the others two.
+
+
+def groups(place: Place) -> Iterator[Group]:
+    """Give the groups: batches of 32 and of 128."""
+    size = 16 if place.is_tiny else 256
+    step = ClassificationStep(size, place.device)
+    steps_of = {2: 2} if place.is_tiny else {32: 60, 128: 30}
+    for batch_size, steps in steps_of.items():
+        yield _group(place, step, size, batch_size, steps)
+
+
+def _group(
+    place: Place, step: LastingStep, size: int, batch_size: int, steps: int
+) -> Group:
+    device = place.device
+    source = pipelines.InMemory(batch_size, size, pin=True)
+    chain = workloads.kornia_chain(size)
+    variants: dict[str, Trainer] = {
+        BOUND: over(lambda: pipelines.resident(batch_size, size, device)),
+        PLAIN: over(lambda: pipelines.plain(source, device)),
+        OURS_COPY: over(lambda: pipelines.stream_prefetch(source, device)),
+    }
+    if pipelines.has_timm():
+        variants[TIMM] = over(lambda: pipelines.timm_prefetch(source, device))
+    by_hand = workloads.batch_chain(size, scale=False)
+    kornia = kornia_function(size)
+    vision = workloads.worker_chain(size)
+    variants |= {
+        SEED_SERIAL: over(lambda: pipelines.plain(source, device, by_hand)),
+        SEED_PIPELINED: lambda step: TwoStreamLoop(source, by_hand, step, device),
+        SEED_KORNIA: lambda step: TwoStreamLoop(source, kornia, step, device),
+        KORNIA: over(lambda: pipelines.plain(source, device, kornia)),
+        KORNIA_SIDE: over(lambda: pipelines.one_ahead(source, device, kornia)),
+        KORNIA_THREAD: over(lambda: pipelines.threaded(source, device, kornia)),
+        VISION: over(lambda: pipelines.plain(source, device, vision)),
+        VISION_SINGLE: over(
+            lambda: pipelines.plain(source, device, partial(per_sample, vision))
+        ),
+        FUNCTION: over(lambda: pipelines.stream_prefetch(source, device, kornia)),
+        UNFUSED: over(
+            lambda: pipelines.stream_prefetch(
+                source, device, own_subclasses_chain(size)
+            )
+        ),
+        CHAINED: over(lambda: pipelines.stream_prefetch(source, device, chain)),
+        SINGLE: over(
+            lambda: pipelines.stream_prefetch(
+                source, device, fuse(chain, resampling="single")
+            )
+        ),
+    }
+    if has_dali():
+        variants[DALI] = over(lambda: dali_prefetch(batch_size, size, device))
+    slow = [VISION_SINGLE, SEED_SERIAL, SEED_PIPELINED]
+    return Group(
+        name="",
+        batch_size=batch_size,
+        step=step,
+        reset=step.reset,
+        variants=variants,
+        bound=BOUND,
+        steps=steps,
+        warmup=1 if place.is_tiny else 6,
+        rounds=1 if place.is_tiny else 3,
+        other_steps=dict.fromkeys(slow, 2 if place.is_tiny else 16),
+        fewer_rounds=dict.fromkeys(set(variants) - _PROMISED, 2),
+        promises=_promises(batch_size),
+        is_probed=batch_size != 128,
+    )
+
+
+def _promises(batch_size: int) -> list[Promise]:
+    promises = [
+        Promise(
+            "ours fused / Kornia on a background thread",
+            *(CHAINED, KORNIA_THREAD),
+            at_least=1.1 if batch_size == 128 else 1.6,
+        )
+    ]
+    if batch_size != 128:
+        name = "a Kornia chain that does not fuse / bound"
+        promises.append(Promise(name, UNFUSED, BOUND, at_least=0.46, aim=0.75))
+    return promises
+
+
+def _omissions() -> list[Omission]:
+    missing = []
+    if not pipelines.has_timm():
+        missing.append(Omission(TIMM, "timm is not installed"))
+    if not has_dali():
+        missing.append(Omission(DALI, "DALI is not installed"))
+    return missing
+
+
+_SHOWN = (
+    *(BOUND, SEED_PIPELINED, KORNIA, KORNIA_THREAD, DALI, UNFUSED, CHAINED, SINGLE),
+    *(PLAIN, TIMM, OURS_COPY),
+)
+
+
+def _plots(record: Record, folder: Path) -> None:
+    draw_speeds(
+        record,
+        folder / "in-memory.png",
+        group="",
+        names=_SHOWN,
+        heading="The pipeline alone: fraction of the training step without any input",
+        of_bound=True,
+    )
+
+
+def _tables(record: Record) -> dict[str, str]:
+    smallest = min(case.batch_size for case in record.cases)
+    return {
+        "readme-in-memory": speeds_table(record, "", names=_SHOWN),
+        "in-memory": speeds_table(record, ""),
+        "in-memory-costs": costs_table(record, "", smallest),
+    }
+
+
+SUITE = Suite(
+    name="in-memory",
+    title="the pipeline alone, over batches ready in pinned memory",
+    budget_s=85.0,
+    groups=groups,
+    omissions=_omissions,
+    tables=_tables,
+    plots=_plots,
+)
