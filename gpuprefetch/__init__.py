@@ -21,6 +21,7 @@ from gpuprefetch.errors import (
     SettingTypeError,
     StateError,
     SupersededError,
+    TraceError,
     TransformError,
 )
 from gpuprefetch.loader import StreamPrefetchLoader
@@ -40,6 +41,7 @@ __all__ = [
     "StateError",
     "StreamPrefetchLoader",
     "SupersededError",
+    "TraceError",
     "TransformError",
 ]
 

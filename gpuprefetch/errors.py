@@ -9,6 +9,7 @@
     ├── ImageSizeError     (ValueError)    a crop is larger than the image
     ├── StateError         (ValueError)    a saved state cannot be loaded here
     ├── SupersededError    (RuntimeError)  a newer pass took over the source's iterator
+    ├── TraceError         (ValueError)    a file is not a profiler's trace of a GPU
     ├── ForkedError        (RuntimeError)  a pass went on in a forked child process
     └── DependencyError    (ImportError)   a package is missing or too old
 
@@ -29,6 +30,7 @@ __all__ = [
     "SettingTypeError",
     "StateError",
     "SupersededError",
+    "TraceError",
     "TransformError",
 ]
 
@@ -71,6 +73,10 @@ class SupersededError(GpuPrefetchError, RuntimeError):
 
 class ForkedError(GpuPrefetchError, RuntimeError):
     """A pass was continued in a forked child, which has no feeder thread."""
+
+
+class TraceError(GpuPrefetchError, ValueError):
+    """A file is not a trace of ``torch.profiler``, or shows nothing of a GPU."""
 
 
 class DependencyError(GpuPrefetchError, ImportError):

@@ -1,4 +1,4 @@
-"""How are images drawn into a picture file?
+"""How do pictures get into a file, images above all?
 
 The only file that imports matplotlib, and only when a picture is drawn. It uses no
 window and no global state, so it works on a machine without a display.
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.errors import DependencyError
+from gpuprefetch.errors import DependencyError, SettingError
 
-__all__ = ["import_figure", "save_bars", "save_grid"]
+__all__ = ["import_figure", "save_bars", "save_figure", "save_grid"]
 
 _CELL_INCHES = 2.0
 _HEADING_INCHES = 0.5
@@ -57,6 +57,7 @@ def save_grid(
 
     Raises:
         DependencyError: matplotlib is not installed.
+        SettingError: matplotlib does not know the format.
         OSError: The file cannot be written.
     """
     rows = -(-len(images) // columns)
@@ -72,7 +73,28 @@ def save_grid(
     for cell, image, caption in zip(cells, images, captions, strict=False):
         cell.imshow(_to_pixels(image), vmin=0, vmax=1, cmap="gray")
         cell.set_title(caption, fontsize=9)
-    figure.savefig(path, dpi=_DOTS_PER_INCH)
+    save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
+
+
+def save_figure(figure: Any, path: Path, *, dots_per_inch: int) -> None:
+    """Write a figure to one file.
+
+    Args:
+        figure: Of the class that :func:`import_figure` gives.
+        path: Its suffix names the format. Replaced if it exists.
+        dots_per_inch: Of formats that have pixels.
+
+    Raises:
+        SettingError: matplotlib does not know the format.
+        OSError: The file cannot be written.
+    """
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise SettingError(
+            f"{path}: pictures cannot be written as {path.suffix!r}. Choose one of "
+            f"{', '.join(sorted(known))}."
+        )
+    figure.savefig(path, dpi=dots_per_inch)
 
 
 def save_bars(
@@ -117,7 +139,7 @@ def save_bars(
         panel.set_xlabel(unit, fontsize=9)
         panel.margins(x=0.18)
     panels[0].invert_yaxis()  # The first bar on top, as in a table.
-    figure.savefig(path, dpi=_DOTS_PER_INCH)
+    save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
 
 
 def _to_pixels(image: torch.Tensor) -> Any:

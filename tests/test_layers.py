@@ -20,7 +20,10 @@ _PACKAGE = Path(gpuprefetch.__file__).parent
 _LAYERS = [
     ["__main__", "cli"],
     ["integrations"],
-    ["workloads", "demo", "diagnose", "probe", "trace", "plot"],
+    ["workloads", "demo", "diagnose", "probe", "timeline", "plot"],
+    ["overlap"],
+    ["grouping"],
+    ["trace"],
     ["__init__"],
     ["loader"],
     ["assembly"],

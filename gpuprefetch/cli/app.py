@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from gpuprefetch.cli.demo import add_to as add_demo
+from gpuprefetch.cli.plot import add_to as add_plot
 from gpuprefetch.errors import GpuPrefetchError
 
 __all__ = ["main"]
@@ -58,4 +59,5 @@ def _build_parser() -> argparse.ArgumentParser:
         dest="name", metavar="COMMAND", required=True, parser_class=_Parser
     )
     add_demo(commands)
+    add_plot(commands)
     return parser
