@@ -3,6 +3,7 @@
 from benchmarks.suite import Suite
 from benchmarks.suites import (
     in_memory,
+    overlap,
     seed_classification,
     seed_encoder_decoder,
     transform,
@@ -15,4 +16,5 @@ SUITES: tuple[Suite, ...] = (
     seed_encoder_decoder.SUITE,
     in_memory.SUITE,
     transform.SUITE,
+    overlap.SUITE,
 )

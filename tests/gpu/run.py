@@ -33,6 +33,9 @@ _LAST_RUN = _HERE / "LAST_RUN.json"
 # Skips that are no failure even where CUDA is required, by a part of their reason.
 _ALLOWED_SKIPS = ("needs two CUDA devices",)
 
+# These watch the order of events on the GPU, so nothing else runs beside them.
+_ALONE = ("handoff", "sync", "overlap")
+
 _TOTAL_BUDGET_S = float(os.environ.get("GPUPREFETCH_GPU_BUDGET_S", "510"))
 # Kept free for the benchmarks while tests run.
 _BENCHMARK_SHARE_S = min(240.0, 0.25 * _TOTAL_BUDGET_S)
@@ -153,8 +156,7 @@ def _kill_group(group: int) -> None:
 
 def run_tests(run: Run) -> None:
     """Run each file of GPU tests, then the GPU's share of all other tests."""
-    # These watch the order of events on the GPU, so nothing else runs beside them.
-    for name in ("handoff", "sync"):
+    for name in _ALONE:
         _run_pytest(run, name, _FILE_LIMIT_S, f"tests/gpu/test_{name}.py")
     # Values, types, lifetimes and the process's own memory: another process on the GPU
     # does not disturb them.
@@ -162,7 +164,7 @@ def run_tests(run: Run) -> None:
     side_by_side = ("-n", "12", "-p", "no:benchmark") if has_xdist else ()
     _run_pytest(
         *(run, "rest", _REST_LIMIT_S, "tests", *side_by_side),
-        *("--ignore=tests/gpu/test_handoff.py", "--ignore=tests/gpu/test_sync.py"),
+        *(f"--ignore=tests/gpu/test_{name}.py" for name in _ALONE),
     )
 
 
