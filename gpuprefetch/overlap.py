@@ -116,15 +116,36 @@ class Overlap:
     """Longer than 10 us, from the first step to the last."""
 
     @property
+    def steady_batches(self) -> tuple[BatchWork, ...]:
+        """Those made ready after the first step had begun.
+
+        Before it, the trace shows no kernels that they could be beside.
+        """
+        if not self.steps:
+            return ()
+        first = self.steps[0]
+        return tuple(
+            batch
+            for batch in self.batches
+            if batch.start_us >= first.start_us and batch.step_index > first.index
+        )
+
+    @property
     def copy_hidden_share(self) -> float:
-        """Part of the copies' time under kernels of the loop, in [0, 1]; 0 if none."""
-        return _share((batch.hidden_copy_us, batch.copy_us) for batch in self.batches)
+        """Part of the copies' time under kernels of the loop, in [0, 1]; 0 if none.
+
+        This and the other shares are of :attr:`steady_batches`.
+        """
+        return _share(
+            (batch.hidden_copy_us, batch.copy_us) for batch in self.steady_batches
+        )
 
     @property
     def transform_hidden_share(self) -> float:
         """The same for the transforms' kernels."""
         return _share(
-            (batch.hidden_transform_us, batch.transform_us) for batch in self.batches
+            (batch.hidden_transform_us, batch.transform_us)
+            for batch in self.steady_batches
         )
 
     @property
@@ -132,13 +153,15 @@ class Overlap:
         """The same for both together."""
         return _share(
             (batch.hidden_us, batch.copy_us + batch.transform_us)
-            for batch in self.batches
+            for batch in self.steady_batches
         )
 
     @property
     def inside_share(self) -> float:
         """Part of the batches that lie inside an earlier step, in [0, 1]; 0 if none."""
-        return _share((batch.is_inside_earlier_step, 1) for batch in self.batches)
+        return _share(
+            (batch.is_inside_earlier_step, 1) for batch in self.steady_batches
+        )
 
     @property
     def idle_share(self) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from gpuprefetch.errors import DependencyError, SettingError
 
-__all__ = ["import_figure", "save_bars", "save_figure", "save_grid"]
+__all__ = ["import_figure", "save_bars", "save_figure", "save_grid", "save_lines"]
 
 _CELL_INCHES = 2.0
 _HEADING_INCHES = 0.5
@@ -139,6 +139,58 @@ def save_bars(
         panel.set_xlabel(unit, fontsize=9)
         panel.margins(x=0.18)
     panels[0].invert_yaxis()  # The first bar on top, as in a table.
+    save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
+
+
+def save_lines(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    path: Path,
+    *,
+    unit: str,
+    heading: str = "",
+) -> None:
+    """Write a chart of lines on logarithmic axes to a picture file.
+
+    Args:
+        panels: For each quantity on the horizontal axis, the lines over it by name:
+            points with both coordinates above 0. A name has one colour everywhere.
+        path: Its suffix names the format (``.png``). Replaced if it exists.
+        unit: Of the vertical axis, which the panels share.
+        heading: A line above all; none if empty.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+        SettingError: matplotlib does not know the format.
+        OSError: The file cannot be written.
+    """
+    figure = import_figure()(
+        figsize=(1.3 * _PANEL_INCHES * len(panels), 3.6), layout="constrained"
+    )
+    if heading:
+        figure.suptitle(heading, fontsize=11)
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    drawn: dict[str, Any] = {}
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (quantity, lines) in zip(axes, panels.items(), strict=True):
+        for name, points in lines.items():
+            colour = f"C{names.index(name)}"
+            (drawn[name],) = axis.loglog(
+                *zip(*points, strict=True), color=colour, marker="o", markersize=4
+            )
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
+        axis.minorticks_off()
+        axis.set_xlabel(quantity, fontsize=9)
+        axis.grid(color="0.9")
+    axes[0].set_ylabel(unit, fontsize=9)
+    figure.legend(
+        [drawn[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=len(names),
+        frameon=False,
+        fontsize=9,
+    )
     save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
 
 

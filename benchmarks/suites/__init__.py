@@ -4,6 +4,7 @@ from benchmarks.suite import Suite
 from benchmarks.suites import (
     in_memory,
     overlap,
+    scale,
     seed_classification,
     seed_encoder_decoder,
     transform,
@@ -17,4 +18,5 @@ SUITES: tuple[Suite, ...] = (
     in_memory.SUITE,
     transform.SUITE,
     overlap.SUITE,
+    scale.SUITE,
 )

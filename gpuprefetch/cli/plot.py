@@ -124,9 +124,10 @@ def _describe(overlap: Overlap) -> str:
             f"augmentation     {transform_us:.0f} us a batch, "
             f"{overlap.transform_hidden_share:.0%} of it while training kernels ran"
         )
-    inside = sum(batch.is_inside_earlier_step for batch in overlap.batches)
+    steady = overlap.steady_batches
+    inside = sum(batch.is_inside_earlier_step for batch in steady)
     lines.append(
-        f"batches          {inside} of {len(overlap.batches)} were made ready within "
+        f"batches          {inside} of {len(steady)} were made ready within "
         "the step of an earlier one"
     )
     return "\n".join([*lines, _where(overlap)])
