@@ -183,6 +183,7 @@ def save_lines(
         axis.set_xlabel(quantity, fontsize=9)
         axis.grid(color="0.9")
     axes[0].set_ylabel(unit, fontsize=9)
+    axes[0].yaxis.set_major_formatter("{x:g}")
     figure.legend(
         [drawn[name] for name in names],
         names,
