@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import overlap
-from benchmarks.overlap import OURS, PLAIN
 from benchmarks.record import Record
 from benchmarks.suite import Place, Suite, run_suite
+from benchmarks.suites import overlap
 from benchmarks.suites.overlap import SUITE
 from tests.synthetic_trace import Loop, write_trace
 
@@ -23,10 +22,10 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """What is recorded where a GPU would have run these loops."""
 
     def write(batches: str, _step: object, path: Path, **_: Any) -> list[float]:
-        write_trace(path, Loop(is_plain=batches == PLAIN).build())
+        write_trace(path, Loop(is_plain=batches == "plain").build())
         return [190.0, 200.0, 210.0]
 
-    monkeypatch.setattr(overlap, "training_step", lambda *_: None)
+    monkeypatch.setattr(overlap, "classification_step", lambda *_: None)
     monkeypatch.setattr(overlap, "start_pipeline", lambda name, *_: name)
     monkeypatch.setattr(overlap, "record_trace", write)
     suite = Suite("overlap", "", 60.0, run=lambda run: overlap.measure(run, tmp_path))
@@ -36,7 +35,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
 def test_the_record_says_what_is_hidden(record: Record) -> None:
     assert record.is_complete, record.omitted
     ours, plain = record.cases
-    assert (ours.name, plain.name) == (OURS, PLAIN)
+    assert [ours.name, plain.name] == list(overlap.NAMES.values())
     assert ours.extra["inside_share"] == 1.0
     assert float(ours.extra["hidden_share"] or 0) > 0.95
     assert ours.extra["copy_us"] == pytest.approx(121.0)
@@ -64,7 +63,7 @@ def test_table_and_pictures_are_made_of_the_record(
     assert SUITE.tables is not None
     assert SUITE.plots is not None
     shown = SUITE.tables(record)["overlap"]
-    assert f"|  | {OURS} | {PLAIN} |" in shown
+    assert "|  | ours, fused (chained) | plain loop, fused (chained) |" in shown
     assert "| copies, per batch | 121 us | 121 us |" in shown
     assert "| batches made ready within an earlier step | 100.0% | 0.0% |" in shown
     folder = tmp_path / "pictures"

@@ -110,7 +110,7 @@ def test_each_axis_has_a_table_and_a_panel(record: Record, tmp_path: Path) -> No
     assert heads["scale-batch"] == "| images in a batch | 1 | 2 |"
     assert heads["scale-image"] == "| pixels | 16 | 32 |"
     assert heads["scale-leaves"] == "| leaves | 1 | 2 |"
-    assert "ours, fused, us" in shown["scale-batch"]
+    assert "ours, fused (chained), us" in shown["scale-batch"]
     assert "ours, copy only, pageable source, us" in shown["scale-leaves"]
     assert "| depth 2 |" in shown["scale-depth"]
     assert "| fused, pinned | 20 |" in shown["scale-soak"]

@@ -20,7 +20,7 @@ from benchmarks.markdown import table
 from benchmarks.record import Case, Record, Value, spread
 from benchmarks.soak import Limits, Sample, Served, growth, soak
 from benchmarks.suite import Group, Place, Run, Suite
-from benchmarks.suites.in_memory import classification_step, over
+from benchmarks.suites.shared import CHAINED, classification_step, over
 from gpuprefetch import StreamPrefetchLoader, workloads
 from gpuprefetch.plot import save_lines
 
@@ -28,7 +28,6 @@ __all__ = ["SUITE", "groups"]
 
 _BARE = "each leaf by to(), no loader"
 _COPY = "ours, copy only"
-_FUSED = "ours, fused"
 _STAGED = "ours, copy only, pageable source"
 
 # Axis, and the steps of a round at each of its values: about 0.2 s on an H200.
@@ -98,7 +97,7 @@ def _image_group(
     variants = {
         _BARE: over(lambda: _bare(source, device)),
         _COPY: over(lambda: pipelines.stream_prefetch(source, device, None)),
-        _FUSED: over(lambda: pipelines.stream_prefetch(source, device, chain)),
+        CHAINED: over(lambda: pipelines.stream_prefetch(source, device, chain)),
     }
     extra: dict[str, Value] = {"image_size": side, "leaves": 2}
     return _group(place, name, batch_size, variants, steps, extra)

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overlap import (
+from benchmarks.profiled import (
     DEPTH,
-    OURS,
-    PLAIN,
+    Pipeline,
     Sizes,
     record_trace,
     start_pipeline,
-    training_step,
 )
+from benchmarks.suites.shared import classification_step
 from gpuprefetch.overlap import Overlap, find_overlap
 from gpuprefetch.timeline import save_timeline
 from gpuprefetch.trace import read_trace
@@ -37,11 +36,14 @@ _MOST_OF_THE_TIME = 0.8
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[Pipeline, Path]:
     """One trace of each pipeline, with the same training step."""
     folder = tmp_path_factory.mktemp("traces")
-    step = training_step(_SIZES.image_size, CUDA)
-    paths = {OURS: folder / "ours.json.gz", PLAIN: folder / "plain.json.gz"}
+    step = classification_step(_SIZES.image_size, CUDA)
+    paths: dict[Pipeline, Path] = {
+        "ours": folder / "ours.json.gz",
+        "plain": folder / "plain.json.gz",
+    }
     for name, path in paths.items():
         batches = start_pipeline(name, _SIZES, CUDA)
         record_trace(batches, step, path, device=CUDA, steps=_NUM_STEPS)
@@ -62,8 +64,10 @@ def _overlap(path: Path) -> Overlap:
 
 
 @pytest.mark.timeout(120)
-def test_batches_are_made_ready_within_earlier_steps(traces: dict[str, Path]) -> None:
-    overlap = _overlap(traces[OURS])
+def test_batches_are_made_ready_within_earlier_steps(
+    traces: dict[Pipeline, Path],
+) -> None:
+    overlap = _overlap(traces["ours"])
     assert overlap.side_stream is not None
     assert overlap.side_stream != overlap.consumer_stream
     # The host is some steps ahead: those were issued before the first step began.
@@ -77,8 +81,8 @@ def test_batches_are_made_ready_within_earlier_steps(traces: dict[str, Path]) ->
 
 
 @pytest.mark.timeout(120)
-def test_a_plain_loop_is_found_to_hide_nothing(traces: dict[str, Path]) -> None:
-    overlap = _overlap(traces[PLAIN])
+def test_a_plain_loop_is_found_to_hide_nothing(traces: dict[Pipeline, Path]) -> None:
+    overlap = _overlap(traces["plain"])
     assert overlap.side_stream is None
     assert len(overlap.steady_batches) >= _NUM_STEPS - 2
     for batch in overlap.steady_batches:
@@ -90,10 +94,10 @@ def test_a_plain_loop_is_found_to_hide_nothing(traces: dict[str, Path]) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_named_ranges_and_the_order_of_launches_agree(
-    traces: dict[str, Path],
+    traces: dict[Pipeline, Path],
 ) -> None:
     """Without the ranges the same batches and steps are found."""
-    trace = read_trace(traces[OURS])
+    trace = read_trace(traces["ours"])
     named = [one for one in trace.ranges if one.name.startswith("gpuprefetch::")]
     without = type(trace)(
         trace.works,
@@ -108,8 +112,10 @@ def test_the_named_ranges_and_the_order_of_launches_agree(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", [OURS, PLAIN])
-def test_the_trace_is_drawn(name: str, traces: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ours", "plain"])
+def test_the_trace_is_drawn(
+    name: Pipeline, traces: dict[Pipeline, Path], tmp_path: Path
+) -> None:
     trace = read_trace(traces[name])
     picture = tmp_path / "timeline.png"
     save_timeline(trace, find_overlap(trace, depth=DEPTH), picture)
