@@ -47,6 +47,7 @@ class Loop:
     """Copies of one batch, image first."""
     transform_us: tuple[float, ...] = (36.0,)
     """Kernels of the transform; each of them sends its numbers along first."""
+    transform_name: str = "augment"
     host_us: float = 2200.0
     """Of the host for one step; more than the kernels need: the GPU waits."""
     is_plain: bool = False
@@ -140,7 +141,7 @@ class Loop:
         began = self._spend(30.0)
         for duration in self.transform_us:
             self._launch(kind, "gpu_memcpy", 1.0, stream=stream, size=4096)
-            start = self._launch("augment", "kernel", duration, stream=stream)
+            start = self._launch(self.transform_name, "kernel", duration, stream=stream)
             ready = start + duration
         if named and self.transform_us:
             self._host("gpuprefetch::transform", "user_annotation", began)

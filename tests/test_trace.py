@@ -197,6 +197,15 @@ def test_a_plain_loop_hides_nothing(
     assert {batch.inside_step for batch in overlap.batches} == {None}
 
 
+def test_a_plain_loop_with_a_transform_of_its_own(tmp_path: Path) -> None:
+    """Its kernels have any name; numbers that they send along begin no batch."""
+    loop = Loop(is_plain=True, transform_us=(20.0,) * 3, transform_name="elementwise")
+    overlap = overlap_of(loop, tmp_path)
+    assert [batch.step_index for batch in overlap.batches] == list(range(12))
+    assert len(overlap.steps) == 12
+    assert overlap.hidden_share == overlap.inside_share == 0.0
+
+
 def test_a_gpu_that_waits_for_its_host_hides_little(tmp_path: Path) -> None:
     overlap = overlap_of(Loop(host_us=9000.0, kernel_us=40.0), tmp_path)
     assert overlap.side_stream == SIDE
