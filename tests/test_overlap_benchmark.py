@@ -25,7 +25,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
         write_trace(path, Loop(is_plain=batches == "plain").build())
         return [190.0, 200.0, 210.0]
 
-    monkeypatch.setattr(overlap, "classification_step", lambda *_: None)
+    monkeypatch.setattr(overlap, "ClassificationStep", lambda *_: None)
     monkeypatch.setattr(overlap, "start_pipeline", lambda name, *_: name)
     monkeypatch.setattr(overlap, "record_trace", write)
     suite = Suite("overlap", "", 60.0, run=lambda run: overlap.measure(run, tmp_path))
@@ -70,7 +70,7 @@ def test_table_and_pictures_are_made_of_the_record(
     folder.mkdir()
     SUITE.plots(record, folder)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"timeline.png", "timeline-plain.png"}
+    assert names == {"overlap.png", "overlap-plain.png"}
 
 
 def test_a_picture_whose_trace_is_gone_is_left_alone(

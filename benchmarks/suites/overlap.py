@@ -24,7 +24,7 @@ from benchmarks.profiled import (
 )
 from benchmarks.record import Case, Record, Value, spread
 from benchmarks.suite import Run, Suite
-from benchmarks.suites.shared import CHAINED, classification_step
+from benchmarks.suites.shared import CHAINED, ClassificationStep
 from gpuprefetch.overlap import find_overlap
 from gpuprefetch.timeline import save_timeline
 from gpuprefetch.trace import read_trace
@@ -38,8 +38,8 @@ NAMES: dict[Pipeline, str] = {
 
 _TRACES = Path("bench-out")
 _PICTURES: dict[Pipeline, str] = {
-    "ours": "timeline.png",
-    "plain": "timeline-plain.png",
+    "ours": "overlap.png",
+    "plain": "overlap-plain.png",
 }
 
 
@@ -56,7 +56,7 @@ def measure(run: Run, folder: Path) -> None:
     sizes = TINY if run.place.is_tiny else Sizes()
     folder.mkdir(parents=True, exist_ok=True)
     run.extra["traces"] = str(folder)
-    step = classification_step(sizes.image_size, run.place.device)
+    step = ClassificationStep(sizes.image_size, run.place.device)
     for pipeline, name in NAMES.items():
         run.attempt(name, partial(_measure_one, run, folder, sizes, step, pipeline))
 

@@ -20,7 +20,7 @@ from benchmarks.markdown import table
 from benchmarks.record import Case, Record, Value, spread
 from benchmarks.soak import Limits, Sample, Served, growth, soak
 from benchmarks.suite import Group, Place, Run, Suite
-from benchmarks.suites.shared import CHAINED, classification_step, over
+from benchmarks.suites.shared import CHAINED, ClassificationStep, over
 from gpuprefetch import StreamPrefetchLoader, workloads
 from gpuprefetch.plot import save_lines
 
@@ -132,7 +132,7 @@ def _depth_group(place: Place, batch_size: int, side: int) -> Group:
     return Group(
         name="depth",
         batch_size=batch_size,
-        step=classification_step(side, device),
+        step=ClassificationStep(side, device),
         variants=variants,
         bound=bound,
         steps=2 if place.is_tiny else 80,
@@ -158,8 +158,14 @@ def _ready_leaves(count: int, *, is_pinned: bool) -> Any:
 
 def _endless(ready: Sequence[Any], is_pinned: bool) -> Served:
     if is_pinned:
-        ready = torch.utils._pytree.tree_map(torch.Tensor.pin_memory, list(ready))
+        ready = [(_pinned(inputs), labels.pin_memory()) for inputs, labels in ready]
     return Served(ready, per_pass=1 << 40)
+
+
+def _pinned(inputs: Any) -> Any:
+    if isinstance(inputs, list):
+        return [leaf.pin_memory() for leaf in inputs]
+    return inputs.pin_memory()
 
 
 def _bare(source: Any, device: torch.device) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from benchmarks.profiled import (
     record_trace,
     start_pipeline,
 )
-from benchmarks.suites.shared import classification_step
+from benchmarks.suites.shared import ClassificationStep
 from gpuprefetch.overlap import Overlap, find_overlap
 from gpuprefetch.timeline import save_timeline
 from gpuprefetch.trace import read_trace
@@ -39,7 +39,7 @@ _MOST_OF_THE_TIME = 0.8
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[Pipeline, Path]:
     """One trace of each pipeline, with the same training step."""
     folder = tmp_path_factory.mktemp("traces")
-    step = classification_step(_SIZES.image_size, CUDA)
+    step = ClassificationStep(_SIZES.image_size, CUDA)
     paths: dict[Pipeline, Path] = {
         "ours": folder / "ours.json.gz",
         "plain": folder / "plain.json.gz",
