@@ -158,7 +158,7 @@ def _plots(record: Record, folder: Path) -> None:
 SUITE = Suite(
     name="overlap",
     title="what runs beside the training step, seen by a profiler",
-    budget_s=60.0,
+    budget_s=30.0,
     run=lambda run: measure(run, _TRACES),
     tables=_tables,
     plots=_plots,
