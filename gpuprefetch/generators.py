@@ -22,7 +22,7 @@ import torch
 __all__ = [
     "PartsOfSource",
     "global_generators",
-    "globals_put_back",
+    "put_back",
     "read_states",
     "write_states",
 ]
@@ -44,9 +44,8 @@ def global_generators() -> dict[str, Any]:
 
 
 @contextmanager
-def globals_put_back() -> Iterator[None]:
-    """Run a block that may set and use the global generators; undo that afterwards."""
-    generators = global_generators()
+def put_back(generators: Mapping[str, Any]) -> Iterator[None]:
+    """Run a block that may set and use these generators; undo that afterwards."""
     before = read_states(generators)
     try:
         yield

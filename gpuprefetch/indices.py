@@ -9,12 +9,15 @@ others. The user's DataLoader gets its sampler back before the first batch is lo
 torch's iterator asks for ``iter(sampler)``, draws a seed for the workers, and takes the
 first indices, in which a sampler draws its order. The stand-in leaves that sequence
 as it is. Persistent workers draw no seed when they go on with another epoch; where
-such a start is repeated with new workers, the sampler is started before them.
+such a start is repeated with new workers, the sampler is started before them, and
+their seed is drawn from a copy of the generator.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 __all__ = ["has_index_stream", "persistent_iterator", "start_at_index"]
@@ -59,18 +62,33 @@ def start_at_index(
         source._iterator = running = None
     real = source._index_sampler
     stand_in = _StandIn(real, num_skipped)
-    if continues_workers and running is None:
-        stand_in.start_now()
     if running is not None:
         running._index_sampler = stand_in
         try:
-            iterator = iter(source)
+            iterator: Any = iter(source)
         finally:
             running._index_sampler = real
+    elif continues_workers:
+        stand_in.start_now()
+        with _seed_drawn_elsewhere(source):
+            iterator = _start_anew(source, stand_in)
     else:
         iterator = _start_anew(source, stand_in)
-        iterator._index_sampler = real
     return iterator, stand_in.prime()
+
+
+@contextmanager
+def _seed_drawn_elsewhere(source: DataLoader[Any]) -> Iterator[None]:
+    """Let the seed of workers come from a copy of the generator that it comes from."""
+    settings = vars(source)
+    real = settings["generator"]
+    copied = torch.Generator()
+    copied.set_state((torch.default_generator if real is None else real).get_state())
+    settings["generator"] = copied
+    try:
+        yield
+    finally:
+        settings["generator"] = real
 
 
 def _start_anew(source: DataLoader[Any], stand_in: "_StandIn") -> Any:
@@ -80,9 +98,11 @@ def _start_anew(source: DataLoader[Any], stand_in: "_StandIn") -> Any:
     settings = vars(source)
     real, settings[name] = settings[name], stand_in
     try:
-        return iter(source)
+        iterator: Any = iter(source)
     finally:
         settings[name] = real
+    iterator._index_sampler = real
+    return iterator
 
 
 class _StandIn:

@@ -22,7 +22,7 @@ from gpuprefetch.assembly import Surroundings, open_pass
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.errors import SettingTypeError
 from gpuprefetch.fingerprint import describe_source
-from gpuprefetch.generators import PartsOfSource
+from gpuprefetch.generators import PartsOfSource, write_states
 from gpuprefetch.progress import Origin, Progress
 from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
@@ -161,14 +161,14 @@ class StreamPrefetchLoader(Generic[Batch]):
         # Before iter(source), which advances it: the base seed and a later resume need
         # to know; see [Note: Base seed].
         generator_before = torch.default_generator.get_state()
-        before = self._note_beginning(progress, traits)
+        origin = self._note_beginning(progress, traits)
         # Workers start here; with a loaded state, under the generators that it holds.
         started = start_source(
             self.source, traits, progress, replay=self._settings.replay
         )
         # After that, so that the sample order is that of the bare loader.
         transform = self._device_transform(device, traits, progress, generator_before)
-        progress.origin = before
+        progress.origin, progress.is_started = origin, True
         if traits.keeps_state and progress.source_state is None:
             stateful: Any = self.source
             progress.source_state = deepcopy(stateful.state_dict())
@@ -193,7 +193,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         """Say what sets the order of a pass; a loaded one keeps what set it first."""
         parts = PartsOfSource(self.source)
         progress.source = describe_source(self.source)
-        if progress.origin is not None:
+        if progress.is_started and progress.origin is not None:
             for name in parts.set_epochs(progress.set_epochs or {}):
                 warnings.warn(
                     f"{name} was given another epoch after load_state_dict(). This "
@@ -204,7 +204,7 @@ class StreamPrefetchLoader(Generic[Batch]):
                 )
             return progress.origin
         progress.set_epochs = parts.epochs()
-        return origin_of(self.source, traits, parts)
+        return origin_of(self.source, traits, parts, is_started=True)
 
     def _supersede_passes(self, traits: SourceTraits) -> None:
         """End unfinished passes, where the source's iterator serves one at a time."""
@@ -267,9 +267,18 @@ class StreamPrefetchLoader(Generic[Batch]):
             Plain values, which JSON takes, and the state of the source where that
             keeps one, as it gave it.
         """
-        if self._progress.source is None:
-            self._progress.source = describe_source(self.source)
-        return self._progress.to_state()
+        progress = self._progress
+        if progress.source is None:
+            progress.source = describe_source(self.source)
+        if not progress.is_started and not progress.is_loaded:
+            self._note_pause(progress)
+        return progress.to_state()
+
+    def _note_pause(self, progress: Progress) -> None:
+        """Between two passes, look where the source's own generators stand."""
+        traits, parts = SourceTraits.of(self.source), PartsOfSource(self.source)
+        progress.origin = origin_of(self.source, traits, parts, is_started=False)
+        progress.set_epochs = parts.epochs()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on after the last batch that ``state`` counts.
@@ -286,6 +295,8 @@ class StreamPrefetchLoader(Generic[Batch]):
         )
         self._supersede_passes(traits)
         parts.set_epochs(progress.set_epochs or {})
+        if progress.origin is not None and not progress.is_started:
+            write_states(parts.generators, progress.origin.generators)
         if progress.source_state is not None:
             source.load_state_dict(progress.source_state)
         self._progress = progress

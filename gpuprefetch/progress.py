@@ -22,13 +22,13 @@ _VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What set the order of a pass, as it was right before ``iter(source)``."""
+    """What sets the order of a pass, as it is right before ``iter(source)``."""
 
     generators: Mapping[str, Any]
-    """States by name, global ones and the source's own; empty where the source keeps
-    a state."""
+    """States by name: the source's own, and once the pass has started the global ones;
+    none where the source keeps a state."""
     continues_workers: bool = False
-    """Worker processes of the pass before went on: their own random numbers did too."""
+    """Worker processes of the pass before go on: their own random numbers do too."""
 
 
 @dataclass(slots=True)
@@ -43,8 +43,10 @@ class Progress:
     """The loader's ``seed``, for which ``base_seed`` and the epochs' pixels hold."""
     base_seed: int | None = None
     """Base seed of this pass; ``None`` before it starts, or without a transform."""
+    is_started: bool = False
+    """The pass has begun; ``False`` between two passes."""
     origin: Origin | None = None
-    """How the order came about; ``None`` between two passes."""
+    """How the order of this pass comes about; ``None`` if that is still open."""
     set_epochs: Mapping[str, int] | None = None
     """What ``set_epoch`` had given parts of the source when the newest pass began."""
     source: Mapping[str, Any] | None = None
@@ -57,17 +59,16 @@ class Progress:
     @property
     def is_between_passes(self) -> bool:
         """Whether the newest pass came to its end."""
-        return self.epoch > 0 and self.origin is None and not self.is_loaded
+        return self.epoch > 0 and not self.is_started and not self.is_loaded
 
     def next_pass(self) -> "Progress":
         """Say where the pass after this one begins."""
         if self.is_loaded:
             return replace(self, is_loaded=False)
         # A pass that was broken off keeps its number; the next one has its own.
-        was_started = self.origin is not None
         return Progress(
-            epoch=self.epoch + 1 if was_started else self.epoch,
-            source_state=None if was_started else self.source_state,
+            epoch=self.epoch + self.is_started,
+            source_state=None if self.is_started else self.source_state,
         )
 
     def finish_pass(self) -> None:
@@ -75,6 +76,7 @@ class Progress:
         self.epoch += 1
         self.yielded = 0
         self.base_seed = None
+        self.is_started = False
         self.origin = None
 
     def to_state(self) -> dict[str, Any]:
@@ -86,6 +88,7 @@ class Progress:
             "yielded": self.yielded,
             "seed": self.seed,
             "base_seed": self.base_seed,
+            "is_started": self.is_started,
             "origin": origin
             and {
                 "generators": dict(origin.generators),
@@ -129,6 +132,7 @@ def _check_entries(state: Mapping[str, Any], expected: Any, version: int) -> Non
 
 # Version 1 kept torch's generator alone, as a tensor, and nothing about the source.
 _ENTRIES_1 = (Progress().to_state().keys() | {"generator_state"}) - {
+    "is_started",
     "origin",
     "set_epochs",
     "source",
@@ -140,6 +144,7 @@ def _upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     new = {**Progress().to_state(), **state, "version": _VERSION}
     saved = new.pop("generator_state")
     if saved is not None:
+        new["is_started"] = True
         text = base64.b64encode(saved.cpu().numpy().tobytes()).decode()
         new["origin"] = {"generators": {"torch": text}, "continues_workers": False}
     return new

@@ -43,9 +43,10 @@ def check_loadable(
         describe_source(source),
         any_rank=is_seeded and _order_is_shared(progress),
     )
-    if not traits.keeps_state and progress.yielded:
-        _check_repeatable(source, traits, settings.replay)
+    if not traits.keeps_state:
         _check_generators(progress, parts)
+        if progress.yielded:
+            _check_repeatable(source, traits, settings.replay)
 
 
 def _check_kind(progress: Progress, source: Any, traits: SourceTraits) -> None:

@@ -12,7 +12,7 @@ from gpuprefetch.errors import StateError
 from gpuprefetch.generators import (
     PartsOfSource,
     global_generators,
-    globals_put_back,
+    put_back,
     read_states,
     write_states,
 )
@@ -92,11 +92,14 @@ class StartedSource:
     """Batches taken from it already that belong to the pass: none, or the first."""
 
 
-def origin_of(source: object, traits: SourceTraits, parts: PartsOfSource) -> Origin:
-    """Write down what will set the order of a pass that is about to start."""
+def origin_of(
+    source: object, traits: SourceTraits, parts: PartsOfSource, *, is_started: bool
+) -> Origin:
+    """Write down what sets the order of the pass that starts now, or later."""
     if traits.keeps_state:
         return Origin({})
-    generators = {**global_generators(), **parts.generators}
+    # Until it starts, the global ones are the user's.
+    generators = {**(global_generators() if is_started else {}), **parts.generators}
     return Origin(read_states(generators), persistent_iterator(source) is not None)
 
 
@@ -121,14 +124,25 @@ def start_source(
     origin = progress.origin
     if traits.keeps_state or origin is None:
         return StartedSource(iter(source), [])
+    if not progress.is_started:
+        return _start_whole(source, traits, origin)
     if replay is None:
         replay = _must_replay(traits, origin)
-    with globals_put_back():
+    with put_back(global_generators()):
         write_states(global_generators(), origin.generators)
         write_states(_own_generators(source, replay), origin.generators)
         if traits.has_indices:
             return _start_by_index(source, origin, progress.yielded, replay)
         return _start_by_pulling(source, progress.yielded)
+
+
+def _start_whole(source: Any, traits: SourceTraits, origin: Origin) -> StartedSource:
+    """Start the pass after one that ended before the state was saved."""
+    if traits.has_indices and getattr(source, "persistent_workers", False):
+        continues_workers = origin.continues_workers
+        iterator, _ = start_at_index(source, 0, continues_workers=continues_workers)
+        return StartedSource(iterator, [])
+    return StartedSource(iter(source), [])
 
 
 def _must_replay(traits: SourceTraits, origin: Origin) -> bool:

@@ -29,7 +29,7 @@ import torch
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.generators import (
     global_generators,
-    globals_put_back,
+    put_back,
     read_states,
     write_states,
 )
@@ -50,6 +50,8 @@ class _Job:
     make_loader: Callable[[], Any]
     before_epoch: Callable[[Any, int], object] | None
     num_epochs: int
+    num_threads: int
+    """Of torch's operations; sums may round otherwise with another number."""
 
     def begin(self, loader: Any, epoch: int) -> None:
         """Do what a training script does before each epoch."""
@@ -114,8 +116,8 @@ def assert_resumes_at_every_step(
         AssertionError: Something differs, or a state could not be loaded. The message
             names the step and the first leaf.
     """
-    job = _Job(make_loader, before_epoch, epochs)
-    with globals_put_back():
+    job = _Job(make_loader, before_epoch, epochs, torch.get_num_threads())
+    with put_back(global_generators()):
         reference = _run_reference(job)
         assert reference.saves, f"epochs={epochs}: nothing was checked"
         run = _in_processes if fresh_process else _in_this_process
@@ -334,6 +336,7 @@ def _serve(
 def _answer(
     job: _Job, save: _Save, worlds: list[dict[str, Any]], sender: Connection
 ) -> None:
+    torch.set_num_threads(job.num_threads)
     try:
         outcome: _Outcome = _resume(job, save, worlds)
     except Exception:

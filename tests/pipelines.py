@@ -23,7 +23,7 @@ from torch.utils.data import (
 from gpuprefetch import StreamPrefetchLoader
 from tests.sources import Images
 
-SAMPLES = 14
+SAMPLES = 11
 BATCH = 3
 
 
@@ -95,17 +95,21 @@ class Stream(IterableDataset):
 
 
 class StatefulStream(Stream):
-    """Counts, and knows where it stands."""
+    """Counts with an iterator that knows where it stands."""
 
+    def __iter__(self) -> "_Place":
+        return _Place()
+
+
+class _Place(Iterator[tuple[torch.Tensor, int]]):
     def __init__(self) -> None:
         self.place = 0
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        images = Images(SAMPLES, (1, 6, 6))
-        while self.place < SAMPLES:
-            self.place += 1
-            yield images[self.place - 1]
-        self.place = 0
+    def __next__(self) -> tuple[torch.Tensor, int]:
+        if self.place >= SAMPLES:
+            raise StopIteration
+        self.place += 1
+        return Images(SAMPLES, (1, 6, 6))[self.place - 1]
 
     def state_dict(self) -> dict[str, int]:
         return {"place": self.place}

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from gpuprefetch.testing import assert_resumes_at_every_step
 from tests.pipelines import (
@@ -29,23 +28,67 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 
-PIPELINES: dict[str, dict[str, Any]] = {
+IN_A_FRESH_PROCESS: dict[str, dict[str, Any]] = {
     "shuffled, threaded": {"depth": 4, "background": True, "kornia": True},
-    "two workers": {"num_workers": 2, "depth": 4},
     "workers that draw": {"dataset": DrawsItself, "num_workers": 2},
-    "persistent workers": {"num_workers": 2, "persistent_workers": True, "seed": 3},
-    "a generator of its own": {"own_generator": True, "seed": 3},
-    "a sampler with a generator": {"sampler": "subset", "num_workers": 1},
+    "persistent workers": {
+        "num_workers": 2,
+        "persistent_workers": True,
+        "own_generator": True,
+        "epochs": 3,
+    },
+    "a data set with generators": {"dataset": HoldsGenerators, "own_generator": True},
+    "ranks": {"sampler": "distributed", "before_epoch": set_epoch, "num_workers": 1},
+    "torchdata": {"stateful": True, "num_workers": 2, "kornia": True, "depth": 3},
+}
+
+QUICKLY: dict[str, dict[str, Any]] = IN_A_FRESH_PROCESS | {
+    "two workers": {"num_workers": 2, "depth": 4, "seed": 3},
+    "persistent workers, shared generator": {
+        "num_workers": 1,
+        "persistent_workers": True,
+        "epochs": 3,
+    },
+    "workers and a generator": {"own_generator": True, "num_workers": 1},
+    "indices only": {"num_workers": 1, "replay": False, "seed": 3},
+    "a sampler with a generator": {"sampler": "subset"},
+    "the same with workers": {"sampler": "subset", "num_workers": 1},
     "a sampler that draws at once": {"sampler": "eager"},
-    "the same with workers": {"sampler": "eager", "num_workers": 1},
-    "a data set with generators": {"dataset": HoldsGenerators},
+    "the same, loaded again": {"sampler": "eager", "num_workers": 1},
+    "ranks without set_epoch": {"sampler": "distributed"},
     "a stream read again": {"dataset": Stream, "replay": True, "seed": 3},
-    "torchdata": {"stateful": True, "seed": 3},
-    "torchdata with workers": {"stateful": True, "num_workers": 2, "kornia": True},
+    "torchdata inline": {"stateful": True, "seed": 3},
     "torchdata over a stateful stream": {"stateful": True, "dataset": StatefulStream},
+    "torchdata, stream and workers": {
+        "stateful": True,
+        "dataset": StatefulStream,
+        "num_workers": 2,
+        "depth": 4,
+    },
+    "torchdata, persistent workers": {
+        "stateful": True,
+        "num_workers": 1,
+        "persistent_workers": True,
+    },
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+def check(
+    *, epochs: int = 2, before_epoch: Any = None, fresh: bool = False, **pipeline: Any
+) -> None:
+    assert_resumes_at_every_step(
+        partial(make, **pipeline),
+        epochs=epochs,
+        before_epoch=before_epoch,
+        fresh_process=fresh,
+    )
+
+
+@pytest.mark.parametrize("name", IN_A_FRESH_PROCESS)
 def test_it_goes_on_in_a_fresh_process(name: str) -> None:
-    assert_resumes_at_every_step(partial(make, **PIPELINES[name]))
+    check(**IN_A_FRESH_PROCESS[name], fresh=True)
+
+
+@pytest.mark.parametrize("name", QUICKLY)
+def test_it_goes_on(name: str) -> None:
+    check(**QUICKLY[name])
