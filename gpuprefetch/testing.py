@@ -282,7 +282,7 @@ def _close(loader: Any) -> None:
 
 def _in_this_process(job: _Job, reference: _Reference) -> _Outcomes:
     for save in reference.saves:
-        yield _resume(job, save, reference.worlds)
+        yield _attempt(job, save, reference.worlds)
 
 
 def _in_processes(job: _Job, reference: _Reference) -> _Outcomes:
@@ -337,8 +337,11 @@ def _answer(
     job: _Job, save: _Save, worlds: list[dict[str, Any]], sender: Connection
 ) -> None:
     torch.set_num_threads(job.num_threads)
+    sender.send(_attempt(job, save, worlds))
+
+
+def _attempt(job: _Job, save: _Save, worlds: list[dict[str, Any]]) -> _Outcome:
     try:
-        outcome: _Outcome = _resume(job, save, worlds)
+        return _resume(job, save, worlds)
     except Exception:
-        outcome = traceback.format_exc()
-    sender.send(outcome)
+        return traceback.format_exc()

@@ -32,6 +32,11 @@ def noise(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(2, device=x.device).sum() + random.random()
 
 
+def from_numpy(x: torch.Tensor) -> torch.Tensor:
+    """Draw from a generator that the loader does not set."""
+    return x + np.random.rand()
+
+
 def kornia_chain() -> nn.Module:
     return nn.Sequential(K.RandomCrop((4, 4)), K.RandomHorizontalFlip())
 
@@ -60,15 +65,13 @@ class HoldsGenerators(Images):
 
 
 class CountsLoads(Images):
-    """Notes which samples were loaded."""
+    """The label says how many samples this process has loaded from it."""
 
-    def __init__(self, length: int, shape: tuple[int, int, int]) -> None:
-        super().__init__(length, shape)
-        self.loaded: list[int] = []
+    loads = 0
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.loaded.append(index)
-        return super().__getitem__(index)
+        self.loads += 1
+        return super().__getitem__(index)[0], self.loads
 
 
 class EagerSampler(Sampler[int]):
@@ -85,6 +88,19 @@ class EagerSampler(Sampler[int]):
         random.shuffle(order)
         np.random.shuffle(order)
         return iter(order)
+
+
+class HashSampler(Sampler[int]):
+    """Depends on the hash of strings, which Python salts in each process."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.length = len(dataset)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(self.length), key=lambda i: hash(f"sample {i}")))
 
 
 class Stream(IterableDataset):
@@ -142,8 +158,10 @@ def make(
         arguments["sampler"] = DistributedSampler(data, num_replicas=2, rank=1)
     elif sampler == "subset":
         arguments["sampler"] = SubsetRandomSampler(range(2, SAMPLES), generator)
-    elif sampler == "eager":
-        arguments["sampler"] = EagerSampler(data)
+    elif sampler in ("eager", "hash"):
+        arguments["sampler"] = {"eager": EagerSampler, "hash": HashSampler}[sampler](
+            data
+        )
     elif not is_stream:
         arguments["shuffle"] = True
     kind: Any = DataLoader
@@ -190,5 +208,5 @@ class CountsPrefetched:
         self.source.load_state_dict(state)
 
 
-def make_faulty() -> CountsPrefetched:
+def make_prefetching() -> CountsPrefetched:
     return CountsPrefetched(make(seed=1))
