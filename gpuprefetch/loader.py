@@ -11,7 +11,6 @@ the device, the stream and the rank are looked up when a pass starts.
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +28,12 @@ from gpuprefetch.restore import check_loadable
 from gpuprefetch.seeding import BatchSeeds, draw_base_seed
 from gpuprefetch.selection import Selection
 from gpuprefetch.settings import Settings, parse_device, resolve_device
-from gpuprefetch.source import SourceTraits, origin_of, start_source
+from gpuprefetch.source import (
+    SourceTraits,
+    origin_of,
+    start_source,
+    state_at_start,
+)
 from gpuprefetch.stats import Counters, LoaderStats, snapshot
 from gpuprefetch.transform import (
     DeviceTransform,
@@ -170,8 +174,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         transform = self._device_transform(device, traits, progress, generator_before)
         progress.origin, progress.is_started = origin, True
         if traits.keeps_state and progress.source_state is None:
-            stateful: Any = self.source
-            progress.source_state = deepcopy(stateful.state_dict())
+            progress.source_state = state_at_start(self.source)
         self._progress, self._counters = progress, Counters(progress.epoch)
         epoch: Epoch[Batch] = open_pass(
             started,

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -19,7 +20,13 @@ from gpuprefetch.generators import (
 from gpuprefetch.indices import has_index_stream, persistent_iterator, start_at_index
 from gpuprefetch.progress import Origin, Progress
 
-__all__ = ["SourceTraits", "StartedSource", "origin_of", "start_source"]
+__all__ = [
+    "SourceTraits",
+    "StartedSource",
+    "origin_of",
+    "start_source",
+    "state_at_start",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -134,6 +141,18 @@ def start_source(
         if traits.has_indices:
             return _start_by_index(source, origin, progress.yielded, replay)
         return _start_by_pulling(source, progress.yielded)
+
+
+def state_at_start(source: Any) -> Any:
+    """Give the state of a source that keeps one, before anything is pulled.
+
+    ``None`` if it has none to give yet; an error that stays comes with a batch.
+    """
+    try:
+        return deepcopy(source.state_dict())
+    except Exception:
+        _logger.debug("the source gave no state before its first batch", exc_info=True)
+        return None
 
 
 def _start_whole(source: Any, traits: SourceTraits, origin: Origin) -> StartedSource:
