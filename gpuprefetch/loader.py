@@ -12,28 +12,23 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch.utils.data import Dataset
 
 from gpuprefetch.assembly import Surroundings, open_pass
+from gpuprefetch.beginning import note_beginning, note_pause, state_at_start
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.errors import SettingTypeError
-from gpuprefetch.fingerprint import describe_source
 from gpuprefetch.generators import PartsOfSource, write_states
-from gpuprefetch.progress import Origin, Progress
+from gpuprefetch.progress import Progress
 from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
 from gpuprefetch.seeding import BatchSeeds, draw_base_seed
 from gpuprefetch.selection import Selection
 from gpuprefetch.settings import Settings, parse_device, resolve_device
-from gpuprefetch.source import (
-    SourceTraits,
-    origin_of,
-    start_source,
-    state_at_start,
-)
+from gpuprefetch.source import SourceTraits, start_source
 from gpuprefetch.stats import Counters, LoaderStats, snapshot
 from gpuprefetch.transform import (
     DeviceTransform,
@@ -99,9 +94,40 @@ class StreamPrefetchLoader(Generic[Batch]):
         SettingTypeError: An argument has a type that is not accepted.
     """
 
+    @overload
     def __init__(
         self,
         source: Iterable[Batch],
+        transform: Callable[..., Any] | None = None,
+        *,
+        inputs: Hashable | None = None,
+        batch_transform: None = None,
+        device: torch.device | str | int | None = None,
+        depth: int = 2,
+        background: bool | None = None,
+        seed: int | None = None,
+        replay: bool | None = None,
+    ) -> None: ...
+
+    # What `batch_transform` returns is what the loop gets.
+    @overload
+    def __init__(
+        self,
+        source: Iterable[Any],
+        transform: None = None,
+        *,
+        inputs: None = None,
+        batch_transform: Callable[[Any], Batch],
+        device: torch.device | str | int | None = None,
+        depth: int = 2,
+        background: bool | None = None,
+        seed: int | None = None,
+        replay: bool | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: Iterable[Any],
         transform: Callable[..., Any] | None = None,
         *,
         # What the transform gets
@@ -165,7 +191,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         # Before iter(source), which advances it: the base seed and a later resume need
         # to know; see [Note: Base seed].
         generator_before = torch.default_generator.get_state()
-        origin = self._note_beginning(progress, traits)
+        origin = note_beginning(progress, self.source, traits)
         # Workers start here; with a loaded state, under the generators that it holds.
         started = start_source(
             self.source, traits, progress, replay=self._settings.replay
@@ -191,23 +217,6 @@ class StreamPrefetchLoader(Generic[Batch]):
         )
         self._passes.add(epoch)
         return epoch
-
-    def _note_beginning(self, progress: Progress, traits: SourceTraits) -> Origin:
-        """Say what sets the order of a pass; a loaded one keeps what set it first."""
-        parts = PartsOfSource(self.source)
-        progress.source = describe_source(self.source)
-        if progress.is_started and progress.origin is not None:
-            for name in parts.set_epochs(progress.set_epochs or {}):
-                warnings.warn(
-                    f"{name} was given another epoch after load_state_dict(). This "
-                    "pass goes on in the middle of the one that was saved, "
-                    f"{(progress.set_epochs or {})[name]}; to silence this, call "
-                    "set_epoch() with that number.",
-                    stacklevel=3,
-                )
-            return progress.origin
-        progress.set_epochs = parts.epochs()
-        return origin_of(self.source, traits, parts, is_started=True)
 
     def _supersede_passes(self, traits: SourceTraits) -> None:
         """End unfinished passes, where the source's iterator serves one at a time."""
@@ -270,18 +279,9 @@ class StreamPrefetchLoader(Generic[Batch]):
             Plain values, which JSON takes, and the state of the source where that
             keeps one, as it gave it.
         """
-        progress = self._progress
-        if progress.source is None:
-            progress.source = describe_source(self.source)
-        if not progress.is_started and not progress.is_loaded:
-            self._note_pause(progress)
-        return progress.to_state()
-
-    def _note_pause(self, progress: Progress) -> None:
-        """Between two passes, look where the source's own generators stand."""
-        traits, parts = SourceTraits.of(self.source), PartsOfSource(self.source)
-        progress.origin = origin_of(self.source, traits, parts, is_started=False)
-        progress.set_epochs = parts.epochs()
+        if not self._progress.is_started and not self._progress.is_loaded:
+            note_pause(self._progress, self.source)
+        return self._progress.to_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on after the last batch that ``state`` counts.

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,19 +13,12 @@ from gpuprefetch.generators import (
     PartsOfSource,
     global_generators,
     put_back,
-    read_states,
     write_states,
 )
-from gpuprefetch.indices import has_index_stream, persistent_iterator, start_at_index
+from gpuprefetch.indices import has_index_stream, start_at_index
 from gpuprefetch.progress import Origin, Progress
 
-__all__ = [
-    "SourceTraits",
-    "StartedSource",
-    "origin_of",
-    "start_source",
-    "state_at_start",
-]
+__all__ = ["SourceTraits", "StartedSource", "start_source"]
 
 _logger = logging.getLogger(__name__)
 
@@ -99,17 +91,6 @@ class StartedSource:
     """Batches taken from it already that belong to the pass: none, or the first."""
 
 
-def origin_of(
-    source: object, traits: SourceTraits, parts: PartsOfSource, *, is_started: bool
-) -> Origin:
-    """Write down what sets the order of the pass that starts now, or later."""
-    if traits.keeps_state:
-        return Origin({})
-    # Until it starts, the global ones are the user's.
-    generators = {**(global_generators() if is_started else {}), **parts.generators}
-    return Origin(read_states(generators), persistent_iterator(source) is not None)
-
-
 def start_source(
     source: Any, traits: SourceTraits, progress: Progress, *, replay: bool | None
 ) -> StartedSource:
@@ -141,18 +122,6 @@ def start_source(
         if traits.has_indices:
             return _start_by_index(source, origin, progress.yielded, replay)
         return _start_by_pulling(source, progress.yielded)
-
-
-def state_at_start(source: Any) -> Any:
-    """Give the state of a source that keeps one, before anything is pulled.
-
-    ``None`` if it has none to give yet; an error that stays comes with a batch.
-    """
-    try:
-        return deepcopy(source.state_dict())
-    except Exception:
-        _logger.debug("the source gave no state before its first batch", exc_info=True)
-        return None
 
 
 def _start_whole(source: Any, traits: SourceTraits, origin: Origin) -> StartedSource:

@@ -30,7 +30,7 @@ _LAYERS = [
     ["batch_copy", "copies", "feeder", "transform"],
     ["prepare", "puller"],
     ["entry", "augment"],
-    ["restore"],
+    ["beginning", "restore"],
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],
     ["fingerprint", "generators", "indices", "progress"],
     ["pinned", "streams", "seeding", "stats"],
