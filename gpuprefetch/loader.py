@@ -194,7 +194,11 @@ class StreamPrefetchLoader(Generic[Batch]):
         origin = note_beginning(progress, self.source, traits)
         # Workers start here; with a loaded state, under the generators that it holds.
         started = start_source(
-            self.source, traits, progress, replay=self._settings.replay
+            self.source,
+            traits,
+            progress,
+            replay=self._settings.replay,
+            is_threaded=self._settings.background is True,
         )
         # After that, so that the sample order is that of the bare loader.
         transform = self._device_transform(device, traits, progress, generator_before)

@@ -92,7 +92,12 @@ class StartedSource:
 
 
 def start_source(
-    source: Any, traits: SourceTraits, progress: Progress, *, replay: bool | None
+    source: Any,
+    traits: SourceTraits,
+    progress: Progress,
+    *,
+    replay: bool | None,
+    is_threaded: bool,
 ) -> StartedSource:
     """Start the source's iterator where ``progress`` says.
 
@@ -105,15 +110,16 @@ def start_source(
         progress: Fresh, or loaded; then ``yielded`` batches are passed over.
         replay: Whether these are loaded and dropped; ``None`` decides by what it takes
             to be exact.
+        is_threaded: Another thread pulls it, even without workers. Then a DataLoader's
+            sampler draws its order now: over there, at its first pull, it would draw
+            from torch's generator at the same time as the loop and other transforms.
 
     Raises:
         StateError: The source ended before the batches that were yielded.
     """
     origin = progress.origin
-    if traits.keeps_state or origin is None:
-        return StartedSource(iter(source), [])
-    if not progress.is_started:
-        return _start_whole(source, traits, origin)
+    if traits.keeps_state or origin is None or not progress.is_started:
+        return _start_whole(source, traits, origin, is_threaded)
     if replay is None:
         replay = _must_replay(traits, origin)
     with put_back(global_generators()):
@@ -124,10 +130,16 @@ def start_source(
         return _start_by_pulling(source, progress.yielded)
 
 
-def _start_whole(source: Any, traits: SourceTraits, origin: Origin) -> StartedSource:
-    """Start the pass after one that ended before the state was saved."""
-    if traits.has_indices and getattr(source, "persistent_workers", False):
-        continues_workers = origin.continues_workers
+def _start_whole(
+    source: Any, traits: SourceTraits, origin: Origin | None, is_threaded: bool
+) -> StartedSource:
+    """Start at the first batch, in a fresh pass or after a pause that was loaded."""
+    may_draw_beside = is_threaded and not traits.has_workers
+    keeps_workers = origin is not None and traits.shares_iterator
+    if traits.keeps_state or not traits.has_indices:
+        return StartedSource(iter(source), [])
+    if may_draw_beside or keeps_workers:
+        continues_workers = origin is not None and origin.continues_workers
         iterator, _ = start_at_index(source, 0, continues_workers=continues_workers)
         return StartedSource(iterator, [])
     return StartedSource(iter(source), [])
