@@ -3,8 +3,8 @@
     python examples/resume.py
 
 ``state_dict()`` counts the batches that the *loop* got, however far ahead the loader
-was. A new loader with that state yields the rest of the epoch, with the same pixels; what
-was yielded is not even read again. The checker at the end does so at each step.
+was. A new loader with that state yields the rest of the epoch, with the same pixels;
+what was yielded is not even read again. The checker at the end does so at each step.
 """
 
 import io

@@ -111,15 +111,22 @@ def _below(part: Any) -> Iterable[tuple[str, Any]]:
         children = [(f"[{place}]", child) for place, child in enumerate(items)]
     else:
         # A running iterator of persistent workers is no setting of the source.
-        attributes = getattr(part, "__dict__", {})
         children = [
             (f".{name}", child)
-            for name, child in list(attributes.items())
+            for name, child in _attributes_of(part).items()
             if name != "_iterator"
         ]
     for step, child in children:
         if not isinstance(child, (str, bytes, int, float, torch.Tensor, type(None))):
             yield step, child
+
+
+def _attributes_of(part: Any) -> dict[str, Any]:
+    """Copy the attributes of an object, without running code of its class."""
+    try:
+        return dict(object.__getattribute__(part, "__dict__"))
+    except AttributeError:
+        return {}
 
 
 def _is_generator(part: Any) -> bool:

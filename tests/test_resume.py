@@ -191,6 +191,33 @@ def test_generators_are_not_read_at_every_step(monkeypatch: pytest.MonkeyPatch) 
     assert counts[0] == counts[1] == 3
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "persistent_workers"), [(0, False), (1, False), (1, True)]
+)
+def test_one_and_the_same_loader_can_be_wound_back(
+    num_workers: int, persistent_workers: bool
+) -> None:
+    """Twice, and into the epoch after: with workers that are running, too."""
+    loader = make(
+        DrawsItself if num_workers else HoldsGenerators,
+        num_workers=num_workers,
+        persistent_workers=persistent_workers,
+        own_generator=True,
+        seed=2,
+    )
+    states, batches = [], []
+    for _ in range(2):
+        for x, _label in loader:
+            batches.append(x)
+            states.append(loader.state_dict())
+    for _ in range(2):
+        loader.load_state_dict(states[1])
+        again = [x for _ in range(2) for x, _label in loader]
+        assert len(again) == 6
+        assert all(map(torch.equal, batches[2:], again))
+    loader.source._iterator = None
+
+
 @pytest.mark.parametrize("replay", [False, True])
 def test_resuming_leaves_all_global_generators_alone(replay: bool) -> None:
     pipeline: dict[str, Any] = {"dataset": DrawsItself, "replay": replay}
