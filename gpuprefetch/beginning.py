@@ -7,7 +7,10 @@ yielded]. All of it is noted once a pass, nothing at a step.
 import logging
 import warnings
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from gpuprefetch.fingerprint import describe_source
 from gpuprefetch.generators import PartsOfSource, global_generators, read_states
@@ -15,7 +18,7 @@ from gpuprefetch.indices import persistent_iterator
 from gpuprefetch.progress import Origin, Progress
 from gpuprefetch.source import SourceTraits
 
-__all__ = ["note_beginning", "note_pause", "state_at_start"]
+__all__ = ["note_beginning", "note_draw", "note_pause", "state_at_start"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +42,17 @@ def note_beginning(progress: Progress, source: Any, traits: SourceTraits) -> Ori
         return progress.origin
     progress.set_epochs = parts.epochs()
     return _origin_of(source, traits, parts, is_started=True)
+
+
+def note_draw(progress: Progress) -> None:
+    """Take notice that the base seed moved torch's generator on, before the source did.
+
+    A source that draws its order at its first pull does so from there.
+    """
+    origin = progress.origin
+    if origin is not None and "torch" in origin.generators:
+        moved = read_states({"torch": torch.default_generator})
+        progress.origin = replace(origin, generators={**origin.generators, **moved})
 
 
 def note_pause(progress: Progress, source: Any) -> None:

@@ -18,7 +18,12 @@ import torch
 from torch.utils.data import Dataset
 
 from gpuprefetch.assembly import Surroundings, open_pass
-from gpuprefetch.beginning import note_beginning, note_pause, state_at_start
+from gpuprefetch.beginning import (
+    note_beginning,
+    note_draw,
+    note_pause,
+    state_at_start,
+)
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.errors import SettingTypeError
 from gpuprefetch.generators import PartsOfSource, write_states
@@ -200,9 +205,9 @@ class StreamPrefetchLoader(Generic[Batch]):
             replay=self._settings.replay,
             is_threaded=self._settings.background is True,
         )
+        progress.origin, progress.is_started = origin, True
         # After that, so that the sample order is that of the bare loader.
         transform = self._device_transform(device, traits, progress, generator_before)
-        progress.origin, progress.is_started = origin, True
         if traits.keeps_state and progress.source_state is None:
             progress.source_state = state_at_start(self.source)
         self._progress, self._counters = progress, Counters(progress.epoch)
@@ -271,7 +276,10 @@ class StreamPrefetchLoader(Generic[Batch]):
         if self._settings.seed is not None:
             return BatchSeeds.for_epoch(self._settings.seed, progress.epoch)
         if progress.base_seed is None:
+            generator_now = torch.default_generator.get_state()
             progress.base_seed = draw_base_seed(generator_before)
+            if torch.equal(generator_now, generator_before):
+                note_draw(progress)
         return BatchSeeds.for_epoch(progress.base_seed, None)
 
     # State #

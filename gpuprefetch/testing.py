@@ -191,13 +191,9 @@ def _compare(save: _Save, expected: list[list[_Marks]], outcome: _Outcome) -> No
     for epoch, (left, right) in enumerate(zip(expected, outcome, strict=True), first):
         skipped = save.step if epoch == save.epoch else 0
         for number, (before, now) in enumerate(zip(left, right, strict=False), skipped):
-            differing = [
-                pair for pair in zip(before, now, strict=False) if len(set(pair)) > 1
-            ]
             assert before == now, (
-                f"{where}: batch {number} of epoch {epoch} differs; first:\n"
-                f"  without the break {differing[0][0] if differing else before}\n"
-                f"  resumed           {differing[0][1] if differing else now}"
+                f"{where}: batch {number} of epoch {epoch} differs; first leaf:\n"
+                + _first_difference(before, now)
             )
         assert len(left) == len(right), (
             f"{where}: {len(right)} batches follow in epoch {epoch}, not {len(left)}"

@@ -90,6 +90,20 @@ class EagerSampler(Sampler[int]):
         return iter(order)
 
 
+class LazySampler(EagerSampler):
+    """Draws its order when it is asked for the first sample."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from super().__iter__()
+
+
+class UsersLoader(DataLoader):
+    """Has an ``iter()`` of its own, which starts nothing before the first batch."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        yield from super().__iter__()
+
+
 class HashSampler(Sampler[int]):
     """Depends on the hash of strings, which Python salts in each process."""
 
@@ -142,6 +156,7 @@ def make(
     persistent_workers: bool = False,
     own_generator: bool = False,
     stateful: bool = False,
+    subclass: bool = False,
     transform: Any = noise,
     kornia: bool = False,
     device: str = "cpu",
@@ -164,7 +179,7 @@ def make(
         )
     elif not is_stream:
         arguments["shuffle"] = True
-    kind: Any = DataLoader
+    kind: Any = UsersLoader if subclass else DataLoader
     if stateful:
         from torchdata.stateful_dataloader import StatefulDataLoader as kind
     source = kind(

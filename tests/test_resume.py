@@ -66,6 +66,9 @@ QUICKLY: dict[str, dict[str, Any]] = IN_A_FRESH_PROCESS | {
     "the same with workers": {"sampler": "subset", "num_workers": 1},
     "a sampler that draws at once": {"sampler": "eager"},
     "the same, loaded again": {"sampler": "eager", "num_workers": 1},
+    "a sampler that draws late": {"sampler": "lazy", "own_generator": True},
+    "a loader of the user's": {"subclass": True},
+    "the same with workers, threaded": {"subclass": True, "num_workers": 1},
     "ranks without set_epoch": {"sampler": "distributed"},
     "a stream read again": {"dataset": Stream, "replay": True, "seed": 3},
     "torchdata inline": {"stateful": True, "seed": 3},
@@ -226,6 +229,24 @@ def test_resuming_leaves_all_global_generators_alone(replay: bool) -> None:
     iterator = iter(loader)
     assert generators.read_states(generators.global_generators()) == before
     assert len(list(iterator)) == 2
+
+
+def test_inline_draws_go_on_where_the_user_restores_the_generators() -> None:
+    pipeline: dict[str, Any] = {"dataset": DrawsItself, "seed": 1}
+    loader, everything = make(**pipeline), generators.global_generators()
+    batches = []
+    for step, (x, _label) in enumerate(loader):
+        if step == 1:
+            state, world = loader.state_dict(), generators.read_states(everything)
+        torch.rand(3)
+        batches.append(x)
+    again = resumed(state, **pipeline)
+    generators.write_states(everything, world)
+    torch.rand(3)
+    for step, (x, _label) in enumerate(again, start=2):
+        torch.rand(3)
+        assert torch.equal(x, batches[step])
+    assert step == 3
 
 
 # set_epoch #
