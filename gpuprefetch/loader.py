@@ -12,16 +12,24 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch.utils.data import Dataset
 
 from gpuprefetch.assembly import Surroundings, open_pass
+from gpuprefetch.beginning import (
+    note_beginning,
+    note_draw,
+    note_pause,
+    state_at_start,
+)
 from gpuprefetch.epoch import Epoch
-from gpuprefetch.errors import SettingTypeError, StateError
+from gpuprefetch.errors import SettingTypeError
+from gpuprefetch.generators import PartsOfSource, write_states
 from gpuprefetch.progress import Progress
 from gpuprefetch.resources import Resources
+from gpuprefetch.restore import check_loadable
 from gpuprefetch.seeding import BatchSeeds, draw_base_seed
 from gpuprefetch.selection import Selection
 from gpuprefetch.settings import Settings, parse_device, resolve_device
@@ -81,15 +89,50 @@ class StreamPrefetchLoader(Generic[Batch]):
         seed: Base of the transform's random numbers. An int: every epoch differs, and a
             new loader with the same seed repeats them. ``None``: follows torch's CPU
             generator, so ``torch.manual_seed`` before an epoch repeats that epoch.
+        replay: Whether a pass that goes on from a loaded state loads again what was
+            yielded, and drops it. ``False``: only the sampler's indices are passed
+            over. ``None``: where it must, so that random numbers which the data set
+            itself draws are exact too: with workers, or where it holds a generator.
 
     Raises:
         SettingError: An argument has a value that is not accepted.
         SettingTypeError: An argument has a type that is not accepted.
     """
 
+    @overload
     def __init__(
         self,
         source: Iterable[Batch],
+        transform: Callable[..., Any] | None = None,
+        *,
+        inputs: Hashable | None = None,
+        batch_transform: None = None,
+        device: torch.device | str | int | None = None,
+        depth: int = 2,
+        background: bool | None = None,
+        seed: int | None = None,
+        replay: bool | None = None,
+    ) -> None: ...
+
+    # What `batch_transform` returns is what the loop gets.
+    @overload
+    def __init__(
+        self,
+        source: Iterable[Any],
+        transform: None = None,
+        *,
+        inputs: None = None,
+        batch_transform: Callable[[Any], Batch],
+        device: torch.device | str | int | None = None,
+        depth: int = 2,
+        background: bool | None = None,
+        seed: int | None = None,
+        replay: bool | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source: Iterable[Any],
         transform: Callable[..., Any] | None = None,
         *,
         # What the transform gets
@@ -99,8 +142,9 @@ class StreamPrefetchLoader(Generic[Batch]):
         device: torch.device | str | int | None = None,
         depth: int = 2,
         background: bool | None = None,
-        # Randomness
+        # Randomness and resuming
         seed: int | None = None,
+        replay: bool | None = None,
     ) -> None:
         is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
         if not isinstance(source, Iterable) and not is_sequence:
@@ -117,6 +161,7 @@ class StreamPrefetchLoader(Generic[Batch]):
             depth=depth,
             background=background,
             seed=seed,
+            replay=replay,
         )
         self._begin_life()
 
@@ -151,13 +196,20 @@ class StreamPrefetchLoader(Generic[Batch]):
         # Before iter(source), which advances it: the base seed and a later resume need
         # to know; see [Note: Base seed].
         generator_before = torch.default_generator.get_state()
-        # Workers start here; with a loaded state, under the generator that it holds.
-        started = start_source(self.source, progress)
+        origin = note_beginning(progress, self.source, traits)
+        # Workers start here; with a loaded state, under the generators that it holds.
+        started = start_source(
+            self.source,
+            traits,
+            progress,
+            replay=self._settings.replay,
+            is_threaded=self._settings.background is True,
+        )
+        progress.origin, progress.is_started = origin, True
         # After that, so that the sample order is that of the bare loader.
         transform = self._device_transform(device, traits, progress, generator_before)
-        if progress.generator_state is None:
-            # Kept when loaded: a second save must name the start of the same epoch.
-            progress.generator_state = generator_before
+        if traits.keeps_state and progress.source_state is None:
+            progress.source_state = state_at_start(self.source)
         self._progress, self._counters = progress, Counters(progress.epoch)
         epoch: Epoch[Batch] = open_pass(
             started,
@@ -224,7 +276,10 @@ class StreamPrefetchLoader(Generic[Batch]):
         if self._settings.seed is not None:
             return BatchSeeds.for_epoch(self._settings.seed, progress.epoch)
         if progress.base_seed is None:
+            generator_now = torch.default_generator.get_state()
             progress.base_seed = draw_base_seed(generator_before)
+            if torch.equal(generator_now, generator_before):
+                note_draw(progress)
         return BatchSeeds.for_epoch(progress.base_seed, None)
 
     # State #
@@ -233,47 +288,32 @@ class StreamPrefetchLoader(Generic[Batch]):
         """Describe what the loop got so far; batches only prefetched do not count.
 
         Returns:
-            A dict for ``torch.save``, of plain values, one uint8 tensor, and the state
-            of the source where that keeps one.
+            Plain values, which JSON takes, and the state of the source where that
+            keeps one, as it gave it.
         """
+        if not self._progress.is_started and not self._progress.is_loaded:
+            note_pause(self._progress, self.source)
         return self._progress.to_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on after the last batch that ``state`` counts.
 
         Raises:
-            StateError: The state is of another version, seed or kind of source, or the
-                source is an iterator.
+            StateError: The state is of another version, seed, source or rank, or the
+                source's place cannot be found again.
         """
         progress = Progress.from_state(state)
-        traits = SourceTraits.of(self.source)
-        if traits.is_one_shot and not traits.keeps_state:
-            raise StateError(
-                f"the source is a {type(self.source).__name__}, an iterator that "
-                "cannot be started again. Pass the iterable that it came from."
-            )
-        has_state = progress.source_state is not None
-        if (has_state and not traits.keeps_state) or (
-            traits.keeps_state and not has_state and progress.yielded > 0
-        ):
-            raise StateError(
-                "the state was saved over a source "
-                f"{'with' if has_state else 'without'} a "
-                f"state_dict, and {type(self.source).__name__} has "
-                f"{'one' if traits.keeps_state else 'none'}. Use the same kind."
-            )
-        if self._settings.function is not None and (
-            progress.seed != self._settings.seed
-        ):
-            raise StateError(
-                f"the state was saved with seed={progress.seed}, and this loader has "
-                f"seed={self._settings.seed}: the pixels would differ. Give this one "
-                "the same seed."
-            )
+        source: Any = self.source
+        traits, parts = SourceTraits.of(source), PartsOfSource(source)
+        check_loadable(
+            progress, source, traits=traits, parts=parts, settings=self._settings
+        )
         self._supersede_passes(traits)
+        parts.set_epochs(progress.set_epochs or {})
+        if progress.origin is not None and not progress.is_started:
+            write_states(parts.generators, progress.origin.generators)
         if progress.source_state is not None:
-            stateful: Any = self.source
-            stateful.load_state_dict(progress.source_state)
+            source.load_state_dict(progress.source_state)
         self._progress = progress
 
     def stats(self) -> LoaderStats:

@@ -3,23 +3,32 @@
 [Note: Resume counts what was yielded]
 A loader is ahead of its loop, and so is the state of its source. What is saved is the
 source's state as it was right after the last batch that the *loop* got, which each
-entry carries along. Where the source keeps no state, the state of torch's generator at
-the start of the epoch stands for the order of the samples: it is set again for the
-moment in which the source starts, and the batches that were yielded are pulled and
-dropped.
+entry carries along. Where the source keeps no state, its order is made again: the
+random generators are set as they were when the pass began, the source is started, and
+the batches that were yielded are passed over (see ``source``).
 """
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from gpuprefetch.errors import StateError
 
-__all__ = ["Progress"]
+__all__ = ["Origin", "Progress"]
 
-_VERSION = 1
+_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What sets the order of a pass, as it is right before ``iter(source)``."""
+
+    generators: Mapping[str, Any]
+    """States by name: the source's own, and once the pass has started the global ones;
+    none where the source keeps a state."""
+    continues_workers: bool = False
+    """Worker processes of the pass before go on: their own random numbers do too."""
 
 
 @dataclass(slots=True)
@@ -29,33 +38,37 @@ class Progress:
     epoch: int = 0
     """Number of the pass, counted from 0; of the next one between two passes."""
     yielded: int = 0
-    """Batches of this pass that the loop got."""
-    base_seed: int | None = None
-    """Base seed of this pass; ``None`` before it starts, or without a transform."""
-    source_state: Any = None
-    """State of a source that keeps one, after the last yielded batch."""
-    generator_state: torch.Tensor | None = None
-    """torch's CPU generator before ``iter(source)``, (n,) uint8; ``None`` between
-    two passes."""
+    """Batches of this pass that the loop got; the next one's number, for its seed."""
     seed: int | None = None
     """The loader's ``seed``, for which ``base_seed`` and the epochs' pixels hold."""
+    base_seed: int | None = None
+    """Base seed of this pass; ``None`` before it starts, or without a transform."""
+    is_started: bool = False
+    """The pass has begun; ``False`` between two passes."""
+    origin: Origin | None = None
+    """How the order of this pass comes about; ``None`` if that is still open."""
+    set_epochs: Mapping[str, int] | None = None
+    """What ``set_epoch`` had given parts of the source when the newest pass began."""
+    source: Mapping[str, Any] | None = None
+    """Marks by which the source is known again; see ``fingerprint``."""
+    source_state: Any = None
+    """State of a source that keeps one, after the last yielded batch."""
     is_loaded: bool = False
     """It came from ``load_state_dict``: the next pass goes on from it."""
 
     @property
     def is_between_passes(self) -> bool:
         """Whether the newest pass came to its end."""
-        return self.epoch > 0 and self.generator_state is None and not self.is_loaded
+        return self.epoch > 0 and not self.is_started and not self.is_loaded
 
     def next_pass(self) -> "Progress":
         """Say where the pass after this one begins."""
         if self.is_loaded:
             return replace(self, is_loaded=False)
         # A pass that was broken off keeps its number; the next one has its own.
-        was_started = self.generator_state is not None
         return Progress(
-            epoch=self.epoch + 1 if was_started else self.epoch,
-            source_state=None if was_started else self.source_state,
+            epoch=self.epoch + self.is_started,
+            source_state=None if self.is_started else self.source_state,
         )
 
     def finish_pass(self) -> None:
@@ -63,42 +76,75 @@ class Progress:
         self.epoch += 1
         self.yielded = 0
         self.base_seed = None
-        self.generator_state = None
+        self.is_started = False
+        self.origin = None
 
     def to_state(self) -> dict[str, Any]:
-        """Write this down as a dict that ``torch.save`` takes."""
+        """Write this down in plain values, but for the state of the source."""
+        origin = self.origin
         return {
             "version": _VERSION,
             "epoch": self.epoch,
             "yielded": self.yielded,
-            "base_seed": self.base_seed,
-            "source_state": self.source_state,
-            "generator_state": self.generator_state,
             "seed": self.seed,
+            "base_seed": self.base_seed,
+            "is_started": self.is_started,
+            "origin": origin
+            and {
+                "generators": dict(origin.generators),
+                "continues_workers": origin.continues_workers,
+            },
+            "set_epochs": dict(self.set_epochs or {}),
+            "source": dict(self.source or {}),
+            "source_state": self.source_state,
         }
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> "Progress":
-        """Read what :meth:`to_state` wrote.
+        """Read what :meth:`to_state` wrote, in this version or in version 1.
 
         Raises:
             StateError: It was written by another version, or is something else.
         """
         version = state.get("version") if isinstance(state, Mapping) else None
-        if version != _VERSION:
+        if version == 1:
+            state = _upgrade(state)
+        elif version != _VERSION:
             raise StateError(
-                f"expected a state of version {_VERSION} as state_dict() of a "
+                f"expected a state of version {_VERSION} or 1 as state_dict() of a "
                 f"StreamPrefetchLoader gives it, got version {version!r} in a "
                 f"{type(state).__name__}. Save it again with the version in use."
             )
-        expected = Progress().to_state().keys()
-        if state.keys() != expected:
-            raise StateError(
-                f"a state of version {_VERSION} has the entries {sorted(expected)}, "
-                f"got {sorted(state)}. Pass what state_dict() gave, unchanged."
-            )
-        fields = {key: state[key] for key in expected if key != "version"}
-        if isinstance(fields["generator_state"], torch.Tensor):
-            # torch.load(map_location=...) may have moved it.
-            fields["generator_state"] = fields["generator_state"].cpu()
+        _check_entries(state, Progress().to_state().keys(), _VERSION)
+        fields = {key: state[key] for key in state if key != "version"}
+        if fields["origin"] is not None:
+            fields["origin"] = Origin(**fields["origin"])
         return Progress(**fields, is_loaded=True)
+
+
+def _check_entries(state: Mapping[str, Any], expected: Any, version: int) -> None:
+    if state.keys() != set(expected):
+        raise StateError(
+            f"a state of version {version} has the entries {sorted(expected)}, "
+            f"got {sorted(state)}. Pass what state_dict() gave, unchanged."
+        )
+
+
+# Version 1 kept torch's generator alone, as a tensor, and nothing about the source.
+_ENTRIES_1 = (Progress().to_state().keys() | {"generator_state"}) - {
+    "is_started",
+    "origin",
+    "set_epochs",
+    "source",
+}
+
+
+def _upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
+    _check_entries(state, _ENTRIES_1, 1)
+    new = {**Progress().to_state(), **state, "version": _VERSION}
+    saved = new.pop("generator_state")
+    if saved is not None:
+        new["is_started"] = True
+        text = base64.b64encode(saved.cpu().numpy().tobytes()).decode()
+        new["origin"] = {"generators": {"torch": text}, "continues_workers": False}
+    return new

@@ -29,6 +29,8 @@ class Settings:
     """Whether a thread pulls the source; ``None`` decides by the source."""
     seed: int | None
     """Base seed; ``None`` takes one from torch's generator at each pass."""
+    replay: bool | None
+    """Whether a resumed pass loads again what was yielded; ``None``: to be exact."""
 
     @property
     def function(self) -> Callable[..., Any] | None:
@@ -44,11 +46,13 @@ class Settings:
                 f"depth must be at least 1, got {self.depth}. To prefetch nothing, "
                 "iterate the DataLoader itself."
             )
-        if self.background is not None and not isinstance(self.background, bool):
-            raise SettingTypeError(
-                "background must be True, False or None (decide by the source), got "
-                f"{self.background!r}."
-            )
+        for name in ("background", "replay"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise SettingTypeError(
+                    f"{name} must be True, False or None (decide by the source), got "
+                    f"{value!r}."
+                )
         if self.seed is not None:
             _check_int("seed", self.seed)
 

@@ -95,6 +95,11 @@ def test_no_public_kind_of_error_is_missing_above() -> None:
             r"background must be True, False or None .*got 'yes'",
         ),
         (
+            {"replay": 1},
+            SettingTypeError,
+            r"replay must be True, False or None .*got 1",
+        ),
+        (
             {"device": "gpu"},
             SettingError,
             r"device='gpu' is not a device that torch knows",

@@ -1,26 +1,26 @@
 """Where do the pixels come from, and whose random numbers do they leave alone?
 
-Same base, same pixels: for every depth, thread or not, whatever the loop draws. And the
-user's generators, and the order of the samples, are those of the plain loop.
+``test_randomness`` compares pixels and generators over all ways to run a loader; here
+are the seeds themselves, the order of the samples, and the ranks.
 """
 
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.seeding import BatchSeeds, mix
-from tests.sources import Numbers, count, images
+from tests.randomness import all_states
+from tests.sources import Numbers, count
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,12 +32,6 @@ def noise(x: torch.Tensor) -> torch.Tensor:
     host = torch.rand(3) + random.random()
     device = torch.rand(3, device=x.device)
     return torch.stack([host.to(x.device), device, x.expand(3).float()])
-
-
-def kornia_chain() -> nn.Module:
-    return nn.Sequential(
-        K.RandomCrop((8, 8)), K.RandomRotation(30.0, p=0.5), K.RandomHorizontalFlip()
-    )
 
 
 def draws(
@@ -78,21 +72,6 @@ def draw_everywhere() -> None:
 # Same base, same pixels #
 
 
-@both_feeders
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", [None, 11])
-@pytest.mark.parametrize("kind", ["function", "kornia"])
-def test_pixels_depend_on_the_base_seed_alone(
-    device: torch.device, kind: str, seed: int | None, depth: int, background: bool
-) -> None:
-    settings: dict[str, Any] = {"device": device, "seed": seed}
-    if kind == "kornia":
-        settings |= {"transform": kornia_chain(), "source": images(5)}
-    expected = draws(depth=1, background=False, **settings)
-    got = draws(depth=depth, background=background, between=draw_everywhere, **settings)
-    assert equal(expected, got)
-
-
 def test_batches_of_an_epoch_differ(device: torch.device) -> None:
     first, *others = draws(device=device, source=[torch.tensor(1.0)] * 5)
     assert not any(torch.equal(first, other) for other in others)
@@ -108,33 +87,6 @@ def test_the_number_of_loader_workers_does_not_matter(device: torch.device) -> N
     ]
     assert equal(epochs[0], epochs[1])
     assert equal(epochs[0], epochs[2])
-
-
-def test_a_second_loader_beside_it_changes_nothing(device: torch.device) -> None:
-    expected = draws(device=device, seed=3)
-    ours = iter(StreamPrefetchLoader(count(6), noise, device=device, seed=3))
-    other = iter(
-        StreamPrefetchLoader(count(9), noise, device=device, depth=4, background=True)
-    )
-    got = []
-    for x in ours:
-        next(other)
-        got.append(x.cpu())
-    assert equal(expected, got)
-
-
-def test_an_early_break_changes_nothing_for_the_next_epoch(
-    device: torch.device,
-) -> None:
-    whole = StreamPrefetchLoader(count(6), noise, device=device, seed=3)
-    epochs = [[x.cpu() for x in whole] for _ in range(2)]
-    broken = StreamPrefetchLoader(
-        count(6), noise, device=device, seed=3, depth=4, background=True
-    )
-    for x in broken:
-        assert torch.equal(x.cpu(), epochs[0][0])
-        break
-    assert equal([x.cpu() for x in broken], epochs[1])
 
 
 def test_manual_seed_before_an_epoch_repeats_its_pixels(device: torch.device) -> None:
@@ -189,65 +141,10 @@ def test_with_a_seed_nothing_is_drawn_from_the_users_generators(
             count(4), noise, device=device, seed=7, background=background
         )
     )
-    assert states_equal(before, all_states(device))
+    assert before == all_states(device)
 
 
 # The user's generators #
-
-
-def all_states(device: torch.device) -> list[Any]:
-    states: list[Any] = [torch.get_rng_state(), random.getstate()]
-    _, key, *place = np.random.get_state()
-    states.append([key.tolist(), place])
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-def states_equal(left: list[Any], right: list[Any]) -> bool:
-    return all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        for a, b in zip(left, right, strict=True)
-    )
-
-
-@both_feeders
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", ["function", "kornia"])
-def test_generators_are_those_of_the_plain_loop_at_every_step(
-    device: torch.device, kind: str, num_workers: int, background: bool
-) -> None:
-    def run(wrap: Callable[[Any], Any]) -> list[Any]:
-        torch.manual_seed(1)
-        random.seed(1)
-        source = DataLoader(
-            torch.rand(8, 1, 12, 12),
-            batch_size=2,
-            shuffle=True,
-            num_workers=num_workers,
-        )
-        states, loop = [], wrap(source)
-        for epoch in range(2):
-            for _ in loop:
-                states.append(all_states(device))
-                torch.rand(epoch + 1)
-                random.random()
-        return states
-
-    transform = (
-        kornia_chain()
-        if kind == "kornia"
-        else lambda x: x + torch.rand(1).to(x.device) + random.random()
-    )
-    plain = run(lambda source: source)
-    wrapped = run(
-        lambda source: StreamPrefetchLoader(
-            source, transform, device=device, background=background, depth=1
-        )
-    )
-    assert len(plain) == len(wrapped) == 8
-    for step, (left, right) in enumerate(zip(plain, wrapped, strict=True)):
-        assert states_equal(left, right), f"step {step}"
 
 
 def test_generators_are_restored_after_a_failing_transform(
@@ -260,7 +157,7 @@ def test_generators_are_restored_after_a_failing_transform(
     before = all_states(device)
     with pytest.raises(ValueError, match=r"^no$"):
         list(StreamPrefetchLoader(count(1), fails, device=device, seed=1))
-    assert states_equal(before, all_states(device))
+    assert before == all_states(device)
 
 
 # The order of the samples #
@@ -298,6 +195,23 @@ def test_sample_order_is_that_of_the_bare_loader(
         # The source has its own generator, so the base seed is drawn from torch's.
         assert wrapped == plain
     assert plain[0] != plain[1]
+
+
+class TellsItsThread(RandomSampler):
+    """Notes in which thread it draws its order."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.thread = threading.current_thread()
+        yield from super().__iter__()
+
+
+def test_a_sampler_draws_in_the_loops_thread() -> None:
+    """In the feeder's, it would draw while others use torch's generator."""
+    sampler = TellsItsThread(Numbers(6))
+    source = DataLoader(Numbers(6), batch_size=None, sampler=sampler)
+    loader = StreamPrefetchLoader(source, device="cpu", background=True)
+    assert len(list(loader)) == 6
+    assert sampler.thread is threading.current_thread()
 
 
 # Ranks #
@@ -353,20 +267,3 @@ def test_any_integer_can_be_mixed(values: tuple[int, ...]) -> None:
     assert 0 <= mix(*values) < 2**63
     assert mix(*values) == mix(*values)
     assert mix(*values) != mix(*values, 0)
-
-
-# The detector detects #
-
-
-def test_meta_a_transform_beyond_the_loaders_control_is_seen() -> None:
-    """NumPy's generator is not set by the loader: pixels from it do depend on depth."""
-
-    def from_numpy(x: torch.Tensor) -> torch.Tensor:
-        return x + np.random.rand()
-
-    cpu = torch.device("cpu")
-    expected = draws(device=cpu, transform=from_numpy)
-    assert not equal(expected, draws(device=cpu, transform=from_numpy))
-    before = all_states(cpu)
-    list(StreamPrefetchLoader(count(2), from_numpy, device="cpu", seed=1))
-    assert not states_equal(before, all_states(cpu))
