@@ -20,7 +20,7 @@ _PACKAGE = Path(gpuprefetch.__file__).parent
 _LAYERS = [
     ["__main__", "cli"],
     ["integrations"],
-    ["workloads", "demo", "diagnose", "probe", "trace", "plot"],
+    ["workloads", "digits", "demo", "diagnose", "probe", "trace", "plot"],
     ["__init__"],
     ["loader"],
     ["assembly"],
@@ -32,7 +32,7 @@ _LAYERS = [
     ["entry", "augment"],
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],
     ["progress", "pinned", "streams", "seeding", "stats"],
-    ["batch"],
+    ["batch", "ranks"],
     ["containers"],
     ["errors"],
 ]
@@ -58,6 +58,7 @@ _ONE_FILE_ONLY = {
     "matplotlib": "plot.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",
+    "sklearn": "digits.py",
 }
 
 _MOST_LINES = 400
