@@ -37,9 +37,9 @@ def prepare(
 ) -> "AcceleratedLoader[Batch]":
     """Shard the source of a loader over the processes of ``accelerator``.
 
-    Call it in the place of ``accelerator.prepare(loader)``; prepare model, optimizer and
-    schedule as always. For ``accelerator.save_state`` to include the loader's place in
-    the epoch, register the result: ``accelerator.register_for_checkpointing(result)``.
+    Call it in the place of ``accelerator.prepare(loader)``; prepare model, optimizer
+    and schedule as always. So that ``accelerator.save_state`` keeps the loader's place
+    in the epoch, give the result to ``accelerator.register_for_checkpointing``.
 
     Args:
         accelerator: Of this process.

@@ -2,8 +2,8 @@
 
 The Trainer calls ``iter()`` on a loader when it sets its data up, and a second time
 when the first epoch starts; on resuming, it uses the first of them, and tells the
-sampler the epoch's number only after it. A pass that began at ``iter()`` would then count one
-epoch too many, or read the order of epoch 0. So here a pass begins at its first
+sampler the epoch's number only after it. A pass that began at ``iter()`` would count
+one epoch too many, or read the order of epoch 0. So here a pass begins at its first
 ``next()``.
 
 The Trainer also reads one batch ahead, to see the end coming, of loaders that have no

@@ -31,14 +31,13 @@ def build_source() -> DataLoader[Any]:
 
 
 class WithoutLength:
-    """A source whose end is known when it comes."""
+    """A source whose end is known when it comes, and which has no epochs to set.
 
-    def __init__(self) -> None:
-        self._loader = build_source()
-        self.sampler = self._loader.sampler
+    Lightning reads its first batch before it tells the epoch's number.
+    """
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        return iter(DataLoader(build_source().dataset, 4))
 
 
 class Recorder(L.LightningModule):
