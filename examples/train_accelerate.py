@@ -4,7 +4,8 @@
     accelerate launch --num_processes 2 examples/train_accelerate.py
 
 Model and optimizer are prepared as always; the loader by ``prepare`` of this package,
-since ``accelerator.prepare`` would pass it over and share nothing out. Without GPUs, ``accelerate launch`` wants ``--cpu``.
+since ``accelerator.prepare`` would pass it over and share nothing out. On a machine
+without GPUs, ``accelerate launch`` wants ``--cpu``.
 """
 
 import kornia.augmentation as K

@@ -6,6 +6,7 @@ the same under NCCL on two GPUs.
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.ranks_checks import (
     load_seen,
 )
 from tests.torchrun import torchrun
+from tests.train_ddp import stop, train
 
 Seen = list[dict[str, Any]]
 
@@ -134,3 +136,16 @@ def test_meta_a_planted_fault_is_seen(
     plant(seen)
     with pytest.raises(AssertionError):
         check(seen)
+
+
+# Training #
+
+
+def test_a_stopped_training_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    """In the middle of the third epoch, in processes of their own."""
+    checkpoint = tmp_path / "checkpoint.pt"
+    whole = train("--device", "cpu", num_ranks=2)
+    stop(checkpoint, "--device", "cpu", after=47, num_ranks=2)
+    resumed = train("--device", "cpu", "--checkpoint", str(checkpoint), num_ranks=2)
+    assert (whole.num_ranks, whole.device) == (2, "cpu")
+    assert resumed == whole
