@@ -28,7 +28,7 @@ from tests.train_ddp import stop, train
 
 Seen = list[dict[str, Any]]
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

@@ -45,10 +45,11 @@ def torchrun(script: str, *arguments: str, num_ranks: int, limit_s: float = 60) 
             status: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = None
-        # Always: a rank that waits for a dead one would go on waiting.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        finally:
+            # A rank that waits for a dead one would go on waiting.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         output.seek(0)
         said = output.read()
     problem = "too slow" if status is None else f"exit status {status}"
