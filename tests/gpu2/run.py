@@ -56,19 +56,22 @@ def run_benchmarks(run: Run, *, device: str, is_tiny: bool) -> dict[str, Any]:
     parts = [run.scratch / f"ddp-{num_ranks}.json" for num_ranks in (1, 2)]
     tiny = ("--tiny",) if is_tiny else ()
     for num_ranks, part in zip((1, 2), parts, strict=True):
-        run.call(
+        status = run.call(
             *("-m", "torch.distributed.run", "--standalone"),
             *(f"--nproc_per_node={num_ranks}", "-m", "benchmarks.ddp"),
             *("--out", str(part), "--device", device, *tiny),
             limit_s=_BENCHMARK_LIMIT_S,
             # NVLink multicast can put the GPUs of a shared host out of service.
             NCCL_NVLS_ENABLE="0",
+            OMP_NUM_THREADS="1",  # As torchrun sets it for more than one rank.
         )
+        if status != 0:
+            run.outcomes.fail(f"ddp on {num_ranks}", f"exit status {status}")
     report = run.scratch / "ddp.json"
     if all(part.exists() for part in parts):
         run.call(
             *("-m", "benchmarks.ddp", "--out", str(report)),
-            *("--join", *map(str, parts)),
+            *("--join", *map(str, parts), *tiny),
             limit_s=60,
         )
     if not report.exists():
