@@ -64,6 +64,7 @@ def build_trainer(folder: str, **settings: Any) -> L.Trainer:
     checkpoints = ModelCheckpoint(folder, every_n_train_steps=10, save_top_k=-1)
     return L.Trainer(
         max_epochs=NUM_EPOCHS,
+        devices=1,
         callbacks=[checkpoints],
         logger=False,
         enable_progress_bar=False,

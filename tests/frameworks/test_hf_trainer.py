@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 from gpuprefetch import StreamPrefetchLoader
+
+transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -27,7 +28,7 @@ class Recorder(nn.Module):
         return {"loss": self.weight * pixels.float().mean()}
 
 
-class PrefetchTrainer(Trainer):
+class PrefetchTrainer(transformers.Trainer):
     def get_train_dataloader(self) -> Any:
         self.yielded: list[torch.Tensor] = []
 
@@ -41,7 +42,7 @@ class PrefetchTrainer(Trainer):
 
 
 def build_trainer(folder: Path, **settings: Any) -> PrefetchTrainer:
-    arguments = TrainingArguments(
+    arguments = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=2,
         save_steps=3,

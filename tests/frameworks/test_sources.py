@@ -7,11 +7,7 @@ from typing import Any
 import kornia.augmentation as K
 import pytest
 import torch
-import webdataset
-from timm.data import create_loader
 from torch.utils.data import DataLoader, RandomSampler
-from torchdata import nodes
-from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms.v2 import functional as vision
 
 from gpuprefetch import StreamPrefetchLoader
@@ -47,7 +43,8 @@ class PilPairs(Pairs):
 
 
 def build_timm_loader(**settings: Any) -> Any:
-    return create_loader(
+    timm_data = pytest.importorskip("timm.data")
+    return timm_data.create_loader(
         PilPairs(),
         input_size=(3, 32, 32),
         batch_size=4,
@@ -80,10 +77,13 @@ def test_timm_without_prefetcher_is_an_ordinary_source() -> None:
 
 
 def build_stateful() -> Any:
-    return StatefulDataLoader(Pairs(), 2, shuffle=True, num_workers=1)
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    return stateful.StatefulDataLoader(Pairs(), 2, shuffle=True, num_workers=1)
 
 
 def build_node() -> Any:
+    nodes = pytest.importorskip("torchdata.nodes")
+
     def load(index: int) -> tuple[torch.Tensor, int]:
         return image_of(index), index
 
@@ -123,6 +123,7 @@ def test_torchdata_resumes_by_its_own_state(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_webdataset_shards_are_a_source(num_workers: int, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
     shards = [str(tmp_path / f"{number}.tar") for number in range(2)]
     for number, path in enumerate(shards):
         with webdataset.TarWriter(path) as shard:
