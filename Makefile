@@ -14,10 +14,10 @@ HAS_TORCH = $(shell $(PYTHON) -c 'import importlib.util as u; print(u.find_spec(
 GPU_PYTHON ?= $(if $(HAS_TORCH),$(PYTHON),$(VENV_PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types unit gpu check-memory bench clean
+.PHONY: help demo test check lint types unit gpu gpu2 check-memory bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 demo: $(INSTALLED) ## Train on real photographs through three input pipelines; about a minute
 	$(VENV_PYTHON) -m gpuprefetch demo $(ARGS)
@@ -39,6 +39,10 @@ unit: $(INSTALLED)
 gpu: ## GPU tests and benchmarks; writes tests/gpu/LAST_RUN.json
 	@test "$(GPU_PYTHON)" != "$(VENV_PYTHON)" || $(MAKE) --no-print-directory $(INSTALLED)
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) tests/gpu/run.py $(ARGS)
+
+gpu2: ## Tests and benchmarks on two GPUs; writes tests/gpu/LAST_RUN_2GPU.json
+	@test "$(GPU_PYTHON)" != "$(VENV_PYTHON)" || $(MAKE) --no-print-directory $(INSTALLED)
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu2.run $(ARGS)
 
 check-memory: ## The fused kernel's GPU tests under compute-sanitizer; about 2 minutes
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) tests/gpu/memory_checker.py $(ARGS)

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed
+
+from gpuprefetch.ranks import Ranks
 
 __all__ = ["BatchSeeds", "draw_base_seed", "generators_seeded", "mix"]
 
@@ -73,19 +74,12 @@ class BatchSeeds:
     @staticmethod
     def for_epoch(base: int, epoch: int | None) -> "BatchSeeds":
         """Build the seeds for this process's rank."""
-        return BatchSeeds(base, epoch, _rank())
+        return BatchSeeds(base, epoch, Ranks.current().rank)
 
     def of_batch(self, batch_index: int) -> int:
         """Give the seed of one batch, in [0, 2**63)."""
         epoch = () if self.epoch is None else (self.epoch,)
         return mix(self.base, *epoch, self.rank, batch_index)
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return 0
 
 
 # Held while the global generators are set for a transform. Two threads do that at once

@@ -133,23 +133,29 @@ class SideStream:
 class _Entered:
     """One block in which a side stream is current; see ``SideStream.entered``."""
 
-    __slots__ = ("_device", "_module", "_outer_device", "_outer_stream", "_stream")
+    __slots__ = ("_device", "_module", "_outer_stream", "_stream", "_switch")
 
     def __init__(self, device: torch.device, stream: Stream) -> None:
         self._device = device
         self._module = _device_module(device)
         self._stream = stream
+        self._switch: Any = None
 
     def __enter__(self) -> Stream:
-        self._outer_device = self._module.current_device()
+        outer_device = self._module.current_device()
+        if self._device.index not in (None, outer_device):
+            # Torch's own, since it goes back without making a context: to set a device
+            # that has none yet would open one there.
+            self._switch = self._module.device(self._device)
+            self._switch.__enter__()
         self._outer_stream = current_stream(self._device)
         self._module.set_stream(self._stream)
         return self._outer_stream
 
     def __exit__(self, *exception: object) -> None:
         self._module.set_stream(self._outer_stream)
-        if self._outer_device != self._device.index:
-            self._module.set_device(self._outer_device)
+        if self._switch is not None:
+            self._switch.__exit__(*exception)
 
 
 def current_stream(device: torch.device) -> Stream:

@@ -8,6 +8,7 @@ import copy
 import inspect
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,20 @@ from gpuprefetch import StreamPrefetchLoader
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+# These run other libraries, which may warn of what they like.
+_OF_FRAMEWORKS = {"accelerate", "fabric", "hf_trainer", "lightning", "timm"}
+EXAMPLES = [
+    pytest.param(
+        path,
+        id=path.name,
+        marks=(
+            pytest.mark.filterwarnings("default")
+            if path.stem.removeprefix("train_") in _OF_FRAMEWORKS
+            else ()
+        ),
+    )
+    for path in sorted(ROOT.glob("examples/*.py"))
+]
 
 
 def _blocks() -> list[Any]:
@@ -80,9 +94,12 @@ def test_a_python_block_runs(code: str, page: Path) -> None:
     exec(compile(code, page, "exec"), _prelude())
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs(
+    example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_num_threads(1)
+    monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
 

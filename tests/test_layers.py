@@ -20,7 +20,7 @@ _PACKAGE = Path(gpuprefetch.__file__).parent
 _LAYERS = [
     ["__main__", "cli"],
     ["integrations"],
-    ["workloads", "demo", "diagnose", "probe", "testing", "timeline", "plot"],
+    ["workloads", "demo", "diagnose", "probe", "testing", "digits", "timeline", "plot"],
     ["overlap"],
     ["grouping"],
     ["trace"],
@@ -37,7 +37,7 @@ _LAYERS = [
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],
     ["fingerprint", "generators", "indices", "progress"],
     ["pinned", "streams", "seeding", "stats"],
-    ["batch"],
+    ["batch", "ranks"],
     ["containers"],
     ["errors"],
 ]
@@ -67,6 +67,7 @@ _ONE_FILE_ONLY = {
     "matplotlib": "plot.py",
     "lightning": "integrations/lightning.py",
     "accelerate": "integrations/accelerate.py",
+    "sklearn": "digits.py",
 }
 
 _MOST_LINES = 400

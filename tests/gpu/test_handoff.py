@@ -56,12 +56,13 @@ class _LateClone:
         return image.clone()
 
 
-def _count_wrong_batches(
+def count_wrong_batches(
     memory: HostMemory,
     background: bool,
     *,
     num_batches: int = _NUM_BATCHES,
     consumer_streams: list[torch.cuda.Stream] | None = None,
+    in_step: Callable[[], None] = lambda: None,
 ) -> int:
     """Read every batch late, drop it at once, and count those that were not intact.
 
@@ -75,6 +76,7 @@ def _count_wrong_batches(
         num_batches: How many to read.
         consumer_streams: Streams on which the loop works in turn, one for each batch;
             by default the one that is current.
+        in_step: What else the loop does in each step.
     """
     bank = Bank(num_batches, memory=memory)
     turns = consumer_streams or [torch.cuda.current_stream()]
@@ -101,6 +103,7 @@ def _count_wrong_batches(
                     pause_device()
                 wrong[turn] += count_differing(batch, bank.expected(index))
                 num_seen += batch["target"][1] == index
+                in_step()
                 del batch
         with pytest.raises(StopIteration):
             next(batches)
@@ -116,7 +119,7 @@ def _count_wrong_batches(
 def test_thousand_batches_are_bitwise_equal_to_the_source(
     memory: HostMemory, background: bool
 ) -> None:
-    assert _count_wrong_batches(memory, background) == 0
+    assert count_wrong_batches(memory, background) == 0
 
 
 @pytest.mark.parametrize(("memory", "background"), _IN_EVERY_WAY)
@@ -126,7 +129,7 @@ def test_without_the_wait_the_check_fails(
     monkeypatch.setattr(
         streams, "enqueue_wait", lambda event, device: torch.cuda.current_stream(device)
     )
-    assert _count_wrong_batches(memory, background) > 0
+    assert count_wrong_batches(memory, background) > 0
 
 
 @pytest.mark.parametrize(("memory", "background"), _IN_EVERY_WAY)
@@ -134,7 +137,7 @@ def test_without_record_stream_the_check_fails(
     memory: HostMemory, background: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "record_use", lambda leaf, stream: None)
-    assert _count_wrong_batches(memory, background) > 0
+    assert count_wrong_batches(memory, background) > 0
 
 
 # The consumer's stream #
@@ -145,7 +148,7 @@ def _three_streams() -> list[torch.cuda.Stream]:
 
 
 def test_consumer_may_change_its_stream_in_mid_epoch() -> None:
-    wrong = _count_wrong_batches(
+    wrong = count_wrong_batches(
         "pinned", False, num_batches=300, consumer_streams=_three_streams()
     )
     assert wrong == 0
@@ -158,7 +161,7 @@ def test_hand_off_to_a_fixed_stream_is_caught(monkeypatch: pytest.MonkeyPatch) -
         return default
 
     monkeypatch.setattr(streams, "enqueue_wait", wait_on_default)
-    wrong = _count_wrong_batches(
+    wrong = count_wrong_batches(
         "pinned", False, num_batches=300, consumer_streams=_three_streams()
     )
     assert wrong > 0
@@ -166,7 +169,7 @@ def test_hand_off_to_a_fixed_stream_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def test_whole_loop_may_run_on_another_stream() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert _count_wrong_batches("pageable", True, num_batches=300) == 0
+        assert count_wrong_batches("pageable", True, num_batches=300) == 0
 
 
 @pytest.mark.parametrize("made_in_thread", [True, False])

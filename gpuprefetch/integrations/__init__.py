@@ -1,0 +1,1 @@
+"""What do frameworks need beyond the loader itself? One file for each that does."""

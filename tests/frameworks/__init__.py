@@ -1,0 +1,1 @@
+"""Do the frameworks that own the loop get along with the loader?"""

@@ -1,0 +1,1 @@
+"""Do the promises of one GPU hold for two of one host?"""

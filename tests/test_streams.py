@@ -1,0 +1,78 @@
+"""Is the current device left alone, and no context opened on it, by the side stream?
+
+With a stand-in for ``torch.cuda`` of two devices; ``make gpu2`` looks at real ones.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gpuprefetch.streams import SideStream
+
+
+class TwoDevices:
+    """Notes what makes a device current, and how."""
+
+    def __init__(self, current: int) -> None:
+        self.current = current
+        self.streams: dict[int, Any] = {0: "default-0", 1: "default-1"}
+        self.visits = 0
+
+    def Stream(self, device: torch.device) -> str:
+        return f"side-{device.index}"
+
+    def current_device(self) -> int:
+        return self.current
+
+    def current_stream(self, index: int) -> Any:
+        return self.streams[index]
+
+    def set_stream(self, stream: str) -> None:
+        """Makes the stream's device current too, as torch does."""
+        self.current = int(stream[-1])
+        self.streams[self.current] = stream
+
+    def set_device(self, device: Any) -> None:
+        raise AssertionError("opens a context on a device that has none")
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        """Goes back without opening a context, as torch's does."""
+        before, self.current = self.current, device.index
+        self.visits += 1
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+@pytest.mark.parametrize(("current", "visits"), [(0, 1), (1, 0)])
+def test_a_block_on_the_side_stream_leaves_the_current_device(
+    current: int, visits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = TwoDevices(current)
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: module)
+    side = SideStream(torch.device("cuda", 1))
+    for _ in range(2):
+        with side.entered() as outer:
+            assert outer == "default-1"
+            assert module.current == 1
+            assert module.streams[1] == "side-1"
+        assert module.current == current
+        assert module.streams == {0: "default-0", 1: "default-1"}
+    assert module.visits == 2 * visits
+
+
+def test_the_current_device_comes_back_after_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = TwoDevices(0)
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: module)
+    side = SideStream(torch.device("cuda", 1))
+    with pytest.raises(ValueError, match="in the block"), side.entered():
+        raise ValueError("in the block")
+    assert module.current == 0
+    assert module.streams == {0: "default-0", 1: "default-1"}
