@@ -17,6 +17,7 @@ import torch
 from gpuprefetch.entry import Prepared
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.feeder import Feeder, InlineFeeder, ThreadFeeder
+from gpuprefetch.meter import Meter
 from gpuprefetch.prepare import StagingPreparer, prepare_as_is, prepare_by_cloning
 from gpuprefetch.progress import Progress
 from gpuprefetch.puller import Puller
@@ -24,10 +25,10 @@ from gpuprefetch.resources import Resources
 from gpuprefetch.settings import Settings
 from gpuprefetch.source import SourceTraits, StartedSource
 from gpuprefetch.staging import SlotRing
-from gpuprefetch.stats import Counters
 from gpuprefetch.streams import is_asynchronous
 from gpuprefetch.transfer import InlineTransfer, StreamTransfer, Transfer
 from gpuprefetch.transform import DeviceTransform
+from gpuprefetch.watch import Watch
 
 __all__ = ["Surroundings", "open_pass"]
 
@@ -75,8 +76,10 @@ class Surroundings:
     """Streams and slots."""
     progress: Progress
     """Told of each yielded batch."""
-    counters: Counters
-    """Added to."""
+    meter: Meter
+    """Told what happens, and when."""
+    watch: Watch
+    """Looks at the first batches."""
 
 
 def open_pass(
@@ -84,35 +87,42 @@ def open_pass(
 ) -> Epoch[Any]:
     """Start a pass over a source whose iterator has been made."""
     plan = PullPlan.of(around.settings, around.traits)
+    around.meter.is_threaded = plan.is_threaded
     if not is_asynchronous(around.device):
         is_copied = plan.is_threaded and plan.may_refill
         prepare = prepare_by_cloning if is_copied else prepare_as_is
-        transfer = InlineTransfer(around.device, transform)
+        transfer = InlineTransfer(around.device, transform, around.meter)
         return _begin(started, plan, around, prepare, transfer, ring=None)
     # One slot more than batches pulled: see [Note: Slot reuse].
     ring = around.resources.take_ring(plan.most_pulled + 1)
+    looked_at = transform and around.watch.looking_at(transform, around.device)
     try:
         return _begin(
             started,
             plan,
             around,
-            StagingPreparer(
-                ring,
-                device=around.device,
-                may_refill=plan.may_refill,
-                is_threaded=plan.is_threaded,
+            around.watch.looking_at_the_first(
+                StagingPreparer(
+                    ring,
+                    device=around.device,
+                    may_refill=plan.may_refill,
+                    is_threaded=plan.is_threaded,
+                    meter=around.meter,
+                ),
+                is_source_pinning=getattr(around.source, "pin_memory", None) is True,
             ),
             StreamTransfer(
                 around.resources.side_stream(around.device),
-                transform=transform,
+                transform=looked_at,
                 ring=ring,
                 depth=around.settings.depth,
                 waits_for_source=plan.may_refill and not plan.is_threaded,
+                meter=around.meter,
             ),
             ring=ring,
         )
     except BaseException:
-        around.resources.give_back(ring, None)
+        _end_pass(around.meter, around.resources, ring, None)
         raise
 
 
@@ -132,6 +142,7 @@ def _begin(
         prepare=prepare,
         read_state=around.source.state_dict if traits.keeps_state else None,
         ends_workers=traits.has_workers and not traits.shares_iterator,
+        meter=around.meter,
     )
     feeder: Feeder = InlineFeeder(puller)
     thread: ThreadFeeder | None = None
@@ -143,6 +154,17 @@ def _begin(
         feeder=feeder,
         transfer=transfer,
         progress=around.progress,
-        counters=around.counters,
-        on_end=partial(around.resources.give_back, ring, thread),
+        meter=around.meter,
+        on_end=partial(_end_pass, around.meter, around.resources, ring, thread),
     )
+
+
+def _end_pass(
+    meter: Meter,
+    resources: Resources,
+    ring: SlotRing | None,
+    thread: ThreadFeeder | None,
+) -> None:
+    """Take back what a pass had, once nothing of it runs any more."""
+    meter.is_over = True
+    resources.give_back(ring, thread)

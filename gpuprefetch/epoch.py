@@ -17,15 +17,14 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import perf_counter
 from typing import Generic, TypeVar, cast
 
 from gpuprefetch.copies import Copies
 from gpuprefetch.entry import Entry, InFlight
 from gpuprefetch.errors import SupersededError
 from gpuprefetch.feeder import Feeder, ThreadFeeder
+from gpuprefetch.meter import Meter
 from gpuprefetch.progress import Progress
-from gpuprefetch.stats import Counters
 from gpuprefetch.transfer import Transfer
 
 __all__ = ["Epoch"]
@@ -40,7 +39,7 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         feeder: Where batches come from; closed with the pass.
         transfer: How they reach the device.
         progress: Told of each yielded batch, until another pass takes it over.
-        counters: Added to.
+        meter: Told what happens, and when.
         on_end: Called once, after the pass has ended and nothing runs any more.
     """
 
@@ -50,13 +49,13 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         feeder: Feeder,
         transfer: Transfer,
         progress: Progress,
-        counters: Counters,
+        meter: Meter,
         on_end: Callable[[], None],
     ) -> None:
         self._feeder = feeder
         self._transfer = transfer
         self._progress = progress
-        self._counters = counters
+        self._meter = meter
         # Issued and not yet yielded, oldest first; at most `transfer.depth`.
         self._in_flight: deque[InFlight] = deque()
         # Taken from the feeder and not issued yet: kept, so that Ctrl-C in the middle
@@ -87,13 +86,14 @@ class Epoch(Iterator[Batch], Generic[Batch]):
 
     def __next__(self) -> Batch:
         self._raise_if_closed()
-        started = perf_counter()
-        self._transfer.wait_before_step()
-        self._counters.device_wait_s += perf_counter() - started
+        self._meter.begin_next(len(self._in_flight) + self._feeder.num_ready)
+        with self._meter.waiting_for_device:
+            self._transfer.wait_before_step()
         self._fill()
         self._raise_if_closed()
+        self._meter.note_in_flight(each.batch_device for each in self._in_flight)
         batch = self._yield_oldest()
-        self._counters.next_s += perf_counter() - started
+        self._meter.end_next()
         return batch
 
     def _raise_if_closed(self) -> None:
@@ -127,20 +127,19 @@ class Epoch(Iterator[Batch], Generic[Batch]):
             self._next_index += 1
 
     def _take(self, *, may_wait: bool) -> Entry | None:
-        started = perf_counter()
-        # An inline feeder pulls the source, and fills a slot, before `take` returns.
-        self._transfer.wait_before_pull(may_wait=may_wait or self._feeder.is_inline)
-        waited_device = perf_counter()
-        entry = self._feeder.take(may_wait=may_wait)
-        self._counters.device_wait_s += waited_device - started
-        self._counters.source_wait_s += perf_counter() - waited_device
-        return entry
+        with self._meter.waiting_for_device:
+            # An inline feeder pulls the source, and fills a slot, before `take`
+            # returns.
+            self._transfer.wait_before_pull(may_wait=may_wait or self._feeder.is_inline)
+        with self._meter.waiting_for_source:
+            return self._feeder.take(may_wait=may_wait)
 
     def _yield_oldest(self) -> Batch:
         oldest = self._in_flight.popleft()
         self._raise_if_over(oldest)
         try:
-            batch = self._transfer.hand_off(oldest)
+            with self._meter.handing_off:
+                batch = self._transfer.hand_off(oldest)
         except Exception:
             # From an object's own record_stream(): no batch, so the pass is over.
             self.close()
@@ -148,8 +147,6 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         self._feeder.note_yielded()
         self._progress.source_state = oldest.source_state
         self._progress.yielded += 1
-        self._counters.yielded += 1
-        self._counters.copied_bytes = self._transfer.copied_bytes
         return cast(Batch, batch)
 
     def _raise_if_over(self, oldest: InFlight) -> None:
@@ -166,6 +163,7 @@ class Epoch(Iterator[Batch], Generic[Batch]):
             self._progress.source_state = oldest.source_state
             self._progress.finish_pass()
             self.close()
+            self._meter.end_pass()
             raise StopIteration
 
     # End #

@@ -49,6 +49,10 @@ class Feeder(Protocol):
     def note_yielded(self) -> None:
         """Learn that a batch went to the loop, so that another may be pulled."""
 
+    @property
+    def num_ready(self) -> int:
+        """Count the entries that :meth:`take` would give at once."""
+
     def drop_iterator(self) -> None:
         """Let go of the source's iterator, unless it is still in use."""
 
@@ -75,6 +79,11 @@ class InlineFeeder:
 
     def note_yielded(self) -> None:
         """Nothing is pulled ahead of the asking."""
+
+    @property
+    def num_ready(self) -> int:
+        """Nothing is."""
+        return 0
 
     def drop_iterator(self) -> None:
         """Let go of the source's iterator."""
@@ -153,6 +162,11 @@ class ThreadFeeder:
     def note_yielded(self) -> None:
         """Give one credit back."""
         self._credits.put(None)
+
+    @property
+    def num_ready(self) -> int:
+        """Count what the thread has pulled and the loop has not taken."""
+        return self._entries.qsize()
 
     def stop(self) -> None:
         """Tell the thread to end, and wait for that, within limits."""

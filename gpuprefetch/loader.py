@@ -26,20 +26,18 @@ from gpuprefetch.beginning import (
 )
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.errors import SettingTypeError
+from gpuprefetch.figures import Figures
 from gpuprefetch.generators import PartsOfSource, write_states
 from gpuprefetch.progress import Progress
+from gpuprefetch.report import Report, report_on
 from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
 from gpuprefetch.seeding import BatchSeeds, draw_base_seed
 from gpuprefetch.selection import Selection
 from gpuprefetch.settings import Settings, parse_device, resolve_device
 from gpuprefetch.source import SourceTraits, start_source
-from gpuprefetch.stats import Counters, LoaderStats, snapshot
-from gpuprefetch.transform import (
-    DeviceTransform,
-    adapt_transform,
-    describe_transform,
-)
+from gpuprefetch.stats import LoaderStats
+from gpuprefetch.transform import DeviceTransform, adapt_transform
 
 __all__ = ["StreamPrefetchLoader"]
 
@@ -52,9 +50,8 @@ _OWN_ATTRIBUTES = frozenset(
         "_settings",
         "_resources",
         "_progress",
-        "_counters",
+        "_figures",
         "_passes",
-        "_transform_text",
     }
 )
 
@@ -168,10 +165,8 @@ class StreamPrefetchLoader(Generic[Batch]):
     def _begin_life(self) -> None:
         self._resources = Resources()
         self._progress = Progress(seed=self._settings.seed)
-        self._counters = Counters()
+        self._figures = Figures(self.source, self._settings, self._resources)
         self._passes: weakref.WeakSet[Epoch[Batch]] = weakref.WeakSet()
-        # Made once a pass: reading a module's settings may wait for the device.
-        self._transform_text = ""
 
     # Iteration #
 
@@ -210,7 +205,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         transform = self._device_transform(device, traits, progress, generator_before)
         if traits.keeps_state and progress.source_state is None:
             progress.source_state = state_at_start(self.source)
-        self._progress, self._counters = progress, Counters(progress.epoch)
+        self._progress = progress
         epoch: Epoch[Batch] = open_pass(
             started,
             transform,
@@ -221,7 +216,8 @@ class StreamPrefetchLoader(Generic[Batch]):
                 device,
                 self._resources,
                 progress,
-                self._counters,
+                self._figures.begin_pass(progress.epoch, device),
+                self._figures.watch,
             ),
         )
         self._passes.add(epoch)
@@ -257,7 +253,6 @@ class StreamPrefetchLoader(Generic[Batch]):
         settings = self._settings
         if settings.function is None:
             return None
-        self._transform_text = describe_transform(settings.function)
         return DeviceTransform(
             adapt_transform(settings.function),
             selection=(
@@ -316,20 +311,24 @@ class StreamPrefetchLoader(Generic[Batch]):
             source.load_state_dict(progress.source_state)
         self._progress = progress
 
-    def stats(self) -> LoaderStats:
-        """Give the figures of the newest pass; costs no synchronization."""
-        return snapshot(
-            self._counters,
-            pinned_bytes=self._resources.pinned_bytes,
-            transform=self._describe_transform(),
-        )
+    def stats(self, *, finished: bool = False) -> LoaderStats:
+        """Give the figures of the newest pass so far; does not wait for the device.
 
-    def _describe_transform(self) -> str:
-        return self._transform_text or describe_transform(self._settings.function)
+        Args:
+            finished: Of the last pass that ended instead; all 0 if there was none.
+        """
+        return self._figures.stats(finished=finished)
 
-    def report(self) -> str:
-        """Say what :meth:`stats` says in a few lines of text."""
-        return self.stats().report()
+    def report(self, *, finished: bool = False) -> Report:
+        """Say in a few lines what holds the loop back, and what to change next.
+
+        Args:
+            finished: As in :meth:`stats`.
+
+        Returns:
+            A ``str``, which a notebook shows as a table.
+        """
+        return report_on(self.stats(finished=finished))
 
     # Lifetime #
 
@@ -385,7 +384,7 @@ class StreamPrefetchLoader(Generic[Batch]):
 
     def __repr__(self) -> str:
         settings = self._settings
-        name = self._describe_transform()
+        name = self._figures.describe_transform()
         return (
             f"{type(self).__name__}({type(self.source).__name__}, transform={name}, "
             f"device={settings.device}, depth={settings.depth})"

@@ -13,6 +13,7 @@ import torch
 
 from gpuprefetch.batch import leaves_of, map_leaves
 from gpuprefetch.entry import Prepared
+from gpuprefetch.meter import Meter
 from gpuprefetch.move import is_plain_dense
 from gpuprefetch.pinned import PinnedBuffer
 from gpuprefetch.scope import transform_modes
@@ -57,6 +58,7 @@ class StagingPreparer:
             for the next one.
         is_threaded: That may happen before the copy of this batch is issued. Then
             leaves that are pinned are packed too.
+        meter: Told how long packing takes.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class StagingPreparer:
         device: torch.device,
         may_refill: bool,
         is_threaded: bool,
+        meter: Meter,
     ) -> None:
         self._ring = ring
         self._device = device
+        self._meter = meter
         self._copies_pinned = may_refill and is_threaded
         self._copies_arrays = may_refill
 
@@ -104,7 +108,7 @@ class StagingPreparer:
     ) -> dict[int, StagedLeaf]:
         """Pack leaves; give what stands for each, by the leaf's identity."""
         try:
-            with transform_modes(self._device):
+            with self._meter.pinning, transform_modes(self._device):
                 staged = fill_slot(slot, leaves_host, self._allocate)
         except BaseException:
             # Ctrl-C too: in the loop's thread, nobody else could free the slot.

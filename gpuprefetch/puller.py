@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 
 from gpuprefetch.entry import Entry, Prepared, as_batch_error
+from gpuprefetch.meter import Meter
 
 __all__ = ["Puller"]
 
@@ -21,6 +22,7 @@ class Puller:
         read_state: Gives the source's state, or ``None`` where it keeps none.
         ends_workers: The iterator is a DataLoader's and has worker processes that are
             to end with it.
+        meter: Told how long the source takes.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class Puller:
         prepare: Callable[[object], Prepared],
         read_state: Callable[[], object] | None,
         ends_workers: bool,
+        meter: Meter,
     ) -> None:
         self._iterator: Iterator[object] | None = iterator
         self._pulled = pulled
         self._prepare = prepare
         self._read_state = read_state
         self._ends_workers = ends_workers
+        self._meter = meter
 
     def pull(self) -> Entry:
         """Get the next entry; never raises what is an ``Exception``."""
@@ -44,7 +48,9 @@ class Puller:
             return Entry()
         try:
             if not self._pulled:
-                self._pulled.append(next(self._iterator, _END))
+                with self._meter.pulling:
+                    batch = next(self._iterator, _END)
+                self._pulled.append(batch)
             entry = self._prepare_entry(self._pulled[0])
         except Exception as error:
             entry = Entry(error=as_batch_error(error, "the source"))

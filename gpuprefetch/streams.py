@@ -31,12 +31,14 @@ __all__ = [
     "Event",
     "SideStream",
     "Stream",
+    "TimingEvent",
     "current_stream",
     "default_stream",
     "enqueue_wait",
     "is_asynchronous",
     "make_current",
     "make_sleeping_event",
+    "record_timing",
     "record_use",
 ]
 
@@ -55,6 +57,13 @@ class Event(Protocol):
         """Block the host until it is."""
 
 
+class TimingEvent(Event, Protocol):
+    """An event that knows when it fired."""
+
+    def elapsed_time(self, later: "TimingEvent") -> float:
+        """Give the ms from this to ``later``; both have fired, so nothing waits."""
+
+
 class Stream(Protocol):
     """What this package needs of ``torch.cuda.Stream`` and its relatives."""
 
@@ -66,6 +75,9 @@ class Stream(Protocol):
 
     def record_event(self, event: Event) -> Event:
         """Mark the point that the queue has reached."""
+
+    def query(self) -> bool:
+        """Tell whether the device has finished all that was queued."""
 
 
 def _device_module(device: torch.device) -> Any:
@@ -116,6 +128,10 @@ class SideStream:
     def record_event(self) -> Event:
         """Mark the point that this stream's queue has now reached."""
         return self._stream.record_event(self._module.Event())
+
+    def record_timing(self, spare: list[TimingEvent]) -> TimingEvent:
+        """Mark that point with an event that tells the time."""
+        return record_timing(self._stream, self.device, spare)
 
     def enqueue_wait_for(self, stream: Stream) -> None:
         """Let this stream wait for all that ``stream`` has queued so far.
@@ -173,6 +189,23 @@ def default_stream(device: torch.device) -> Stream:
         current_stream(device) if default is None else default(device.index)
     )
     return stream
+
+
+def record_timing(
+    stream: Stream, device: torch.device, spare: list[TimingEvent]
+) -> TimingEvent:
+    """Mark the point that a stream's queue has reached, to measure times.
+
+    Args:
+        stream: Where.
+        device: Whose stream it is.
+        spare: Events to record again, the last of which is taken; may be empty.
+    """
+    event: TimingEvent = (
+        spare.pop() if spare else _device_module(device).Event(enable_timing=True)
+    )
+    stream.record_event(event)
+    return event
 
 
 def enqueue_wait(event: Event, device: torch.device) -> Stream:

@@ -18,11 +18,12 @@ from gpuprefetch.batch_copy import BatchCopy
 from gpuprefetch.copies import Copies
 from gpuprefetch.entry import Entry, InFlight, Prepared, as_batch_error
 from gpuprefetch.host_lead import HostLead
+from gpuprefetch.meter import Meter
 from gpuprefetch.move import move_leaf, num_bytes_of
 from gpuprefetch.scope import transform_modes
 from gpuprefetch.staging import SlotRing
 from gpuprefetch.streams import Event, SideStream
-from gpuprefetch.transform import DeviceTransform
+from gpuprefetch.transform import Applies
 
 __all__ = ["InlineTransfer", "StreamTransfer", "Transfer"]
 
@@ -35,8 +36,6 @@ class Transfer(Protocol):
 
     depth: int
     """Most batches that may be issued and not yet yielded."""
-    copied_bytes: int
-    """Bytes of dense tensors issued to the device so far in this pass."""
 
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Issue the copy and the transform of one batch."""
@@ -61,14 +60,17 @@ class InlineTransfer:
     Args:
         device: Where batches go.
         transform: What is done to them there, if anything.
+        meter: Told how long the transform takes.
     """
 
     depth = 1
 
-    def __init__(self, device: torch.device, transform: DeviceTransform | None) -> None:
+    def __init__(
+        self, device: torch.device, transform: Applies | None, meter: Meter
+    ) -> None:
         self._device = device
         self._transform = transform
-        self.copied_bytes = 0
+        self._meter = meter
 
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Move and transform one batch."""
@@ -78,7 +80,8 @@ class InlineTransfer:
             with transform_modes(self._device):
                 batch = self._move_batch(entry.prepared.batch_host)
                 if self._transform is not None:
-                    batch = self._transform.apply(batch, batch_index)
+                    with self._meter.transforming:
+                        batch = self._transform.apply(batch, batch_index)
         except Exception as error:
             # Into no variable: the traceback refers to this frame.
             return InFlight(
@@ -93,7 +96,7 @@ class InlineTransfer:
                 leaf, batch=batch, device=self._device, non_blocking=False
             )
             if moved is not leaf:
-                self.copied_bytes += num_bytes_of(moved)
+                self._meter.copied_bytes += num_bytes_of(moved)
             return moved
 
         return map_leaves(batch, move)
@@ -128,22 +131,24 @@ class StreamTransfer:
         depth: Most batches in flight.
         waits_for_source: This thread pulls the source, which may write into the memory
             of the batch before: then no copy from it may be under way.
+        meter: Told how long each stage takes, on the host and on the device.
     """
 
     def __init__(
         self,
         side: SideStream,
         *,
-        transform: DeviceTransform | None,
+        transform: Applies | None,
         ring: SlotRing,
         depth: int,
         waits_for_source: bool,
+        meter: Meter,
     ) -> None:
         self.depth = depth
-        self.copied_bytes = 0
         self._side = side
         self._transform = transform
         self._waits_for_source = waits_for_source
+        self._meter = meter
         self.copies = Copies(ring)
         # The batch that is being issued; stays set when Ctrl-C comes in the middle.
         self._issuing: Prepared | None = None
@@ -169,10 +174,15 @@ class StreamTransfer:
 
     def _issue(self, prepared: Prepared, batch_index: int) -> InFlight:
         with self._side.entered() as consumer, transform_modes(self._side.device):
-            batch, ready, holds_source = self._enqueue_copies(prepared, consumer)
+            self._meter.begin_copy(self._side)
+            with self._meter.copying:
+                batch, ready, holds_source = self._enqueue_copies(prepared, consumer)
+            self._meter.end_copy(self._side)
             if self._transform is not None:
-                batch = self._transform.apply(batch, batch_index)
+                with self._meter.transforming:
+                    batch = self._transform.apply(batch, batch_index)
                 ready = self._side.record_event()
+                self._meter.end_transform(self._side)
         return InFlight(batch, ready, holds_source=holds_source)
 
     def _enqueue_copies(
@@ -193,7 +203,7 @@ class StreamTransfer:
             # Also when a leaf failed: what was issued before it still runs.
             copied = self._side.record_event()
             self.copies.add(copied, prepared, reads_source=copy.reads_source)
-            self.copied_bytes += copy.num_bytes
+            self._meter.copied_bytes += copy.num_bytes
         return batch, copied, copy.adopted and self._waits_for_source
 
     # Hand-off #
@@ -205,6 +215,7 @@ class StreamTransfer:
         """
         if in_flight.ready is not None:
             consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
+            self._meter.end_stall(consumer)
             for leaf in leaves_of(in_flight.batch_device):
                 streams.record_use(leaf, consumer)
             self._host_lead.enqueue_step_event(consumer)

@@ -19,10 +19,12 @@ from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from gpuprefetch.selection import Selection
 
 __all__ = [
+    "Applies",
     "DeviceTransform",
     "SeededTransform",
     "adapt_transform",
     "describe_transform",
+    "fusion_of",
 ]
 
 
@@ -34,6 +36,13 @@ class SeededTransform(Protocol):
         self, inputs: tuple[Any, ...], seeds: BatchSeeds, batch_index: int
     ) -> Any:
         """Transform one batch; equal seeds and equal indices give equal results."""
+
+
+class Applies(Protocol):
+    """What a pass needs of a transform."""
+
+    def apply(self, batch: Any, batch_index: int) -> Any:
+        """Transform one batch on the device."""
 
 
 class DeviceTransform:
@@ -152,10 +161,16 @@ def describe_transform(transform: Callable[..., Any] | None) -> str:
     if transform is None:
         return "none"
     name = str(getattr(transform, "__qualname__", type(transform).__qualname__))
+    fusion = fusion_of(transform)
+    return f"{name} ({fusion})" if fusion else name
+
+
+def fusion_of(transform: Callable[..., Any] | None) -> str:
+    """Say whether a Kornia module runs fused, or why not; empty for all else."""
     if _is_fused(transform):
-        return f"{name} ({cast(Any, transform).summary})"
+        return str(cast(Any, transform).summary)
     if not isinstance(transform, torch.nn.Module) or not _is_kornia(transform):
-        return name
+        return ""
     from gpuprefetch.augment.eligible import describe
 
-    return f"{name} ({describe(transform)})"
+    return describe(transform)

@@ -23,10 +23,12 @@ class FakeEvent:
 
     Args:
         has_fired: Whether ``query`` says so before anybody has waited.
+        tells_time: Whether it was made to measure times.
     """
 
-    def __init__(self, has_fired: bool = True) -> None:
+    def __init__(self, has_fired: bool = True, tells_time: bool = False) -> None:
         self.was_synchronized = False
+        self.tells_time = tells_time
         self._has_fired = has_fired
 
     def query(self) -> bool:
@@ -36,6 +38,12 @@ class FakeEvent:
         """Nothing runs, so nothing is to be waited for."""
         self.was_synchronized = True
 
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        """Nothing runs, so nothing takes time."""
+        assert self.query()
+        assert later.query()
+        return 0.0
+
 
 class FakeStream:
     """Notes what it was told to wait for."""
@@ -43,6 +51,8 @@ class FakeStream:
     def __init__(self) -> None:
         self.waited_for: list[FakeEvent | FakeStream] = []
         self.events: list[FakeEvent] = []
+        """Those that others wait for; not those that tell the time."""
+        self.timing_events: list[FakeEvent] = []
 
     def wait_event(self, event: FakeEvent) -> None:
         self.waited_for.append(event)
@@ -52,8 +62,11 @@ class FakeStream:
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         event = FakeEvent() if event is None else event
-        self.events.append(event)
+        (self.timing_events if event.tells_time else self.events).append(event)
         return event
+
+    def query(self) -> bool:
+        return True
 
 
 class FakeDevice:
@@ -73,8 +86,8 @@ class FakeDevice:
 
     # What the loader calls #
 
-    def Event(self, blocking: bool = False) -> FakeEvent:
-        return FakeEvent(self.events_have_fired)
+    def Event(self, blocking: bool = False, enable_timing: bool = False) -> FakeEvent:
+        return FakeEvent(self.events_have_fired, enable_timing)
 
     def Stream(self, device: torch.device) -> FakeStream:
         self._side_streams.append(FakeStream())

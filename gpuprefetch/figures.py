@@ -1,0 +1,81 @@
+"""What does a loader remember of its passes, for ``stats()`` and ``report()``?
+
+The meters of the newest pass and of the one before it, and what the first batches of
+any pass showed.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuprefetch.meter import Meter
+from gpuprefetch.resources import Resources
+from gpuprefetch.settings import Settings
+from gpuprefetch.stats import LoaderStats
+from gpuprefetch.streams import is_asynchronous
+from gpuprefetch.transform import describe_transform, fusion_of
+from gpuprefetch.watch import Watch
+
+__all__ = ["Figures"]
+
+
+class Figures:
+    """The figures of one loader.
+
+    Args:
+        source: The loader's.
+        settings: The loader's.
+        resources: The loader's; asked how much memory they hold.
+    """
+
+    def __init__(self, source: object, settings: Settings, resources: Resources):
+        self._source = source
+        self._settings = settings
+        self._resources = resources
+        self._newest = self._before = Meter()
+        self.watch = Watch()
+        # Read once a pass: a module's settings may lie on the device, and reading
+        # those waits for it.
+        self._texts: tuple[str, str] | None = None
+
+    def begin_pass(self, epoch: int, device: torch.device) -> Meter:
+        """Give the meter of a pass that is about to start."""
+        self._before = self._newest
+        # Weakly: the feeder's thread knows the meter, and must not keep the user's
+        # transform alive, which may refer to the pass.
+        look = weakref.WeakMethod(self._look_at_first_batches)
+        self._newest = Meter(epoch, device, look)
+        self._texts = self._read_texts()
+        self.watch.look_at_function(self._settings.function, device)
+        return self._newest
+
+    def _look_at_first_batches(self, meter: Meter) -> None:
+        self.watch.look_at_figures(self._freeze(meter))
+
+    def stats(self, *, finished: bool) -> LoaderStats:
+        """Freeze the figures of the newest pass, or of the last one that has ended."""
+        is_running = not self._newest.is_over
+        return self._freeze(self._before if finished and is_running else self._newest)
+
+    def _freeze(self, meter: Meter) -> LoaderStats:
+        text, fusion = self._texts or self._read_texts()
+        runs_beside = meter.device is not None and is_asynchronous(meter.device)
+        workers: Any = getattr(self._source, "num_workers", None)
+        return meter.snapshot(
+            pinned_bytes=self._resources.pinned_bytes,
+            transform=text,
+            fusion=fusion,
+            depth=self._settings.depth if runs_beside else 0,
+            num_workers=workers if isinstance(self._source, DataLoader) else None,
+            notes=self.watch.notes,
+        )
+
+    def describe_transform(self) -> str:
+        """Name what runs on the device, as it was when the newest pass began."""
+        return (self._texts or self._read_texts())[0]
+
+    def _read_texts(self) -> tuple[str, str]:
+        function = self._settings.function
+        return describe_transform(function), fusion_of(function)

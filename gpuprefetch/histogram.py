@@ -1,0 +1,84 @@
+"""How are the figures of 100,000 batches kept in a few kilobytes?
+
+Counted into bins, each a sixteenth of an octave wide. The mean is exact; a percentile
+is off by 2.2 % at most, which is less than two runs differ by.
+"""
+
+from dataclasses import dataclass
+from math import log2
+
+__all__ = ["Histogram", "Spread"]
+
+_BINS_PER_OCTAVE = 16
+# What is smaller counts as this: 0.1 us, where values are ms.
+_LEAST = 1e-4
+_MOST = 1e9
+# Makes the place of _LEAST 1; place 0 is for what is smaller.
+_SHIFT = 1.0 - log2(_LEAST) * _BINS_PER_OCTAVE
+_NUM_BINS = int(log2(_MOST) * _BINS_PER_OCTAVE + _SHIFT) + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How one figure is distributed over the batches of a pass."""
+
+    mean: float = 0.0
+    """Sum over count, exact."""
+    p50: float = 0.0
+    """Half of the batches had at most this; within 2.2 %. Far below the mean: a few
+    batches took very long."""
+    p99: float = 0.0
+    """All but one in a hundred had at most this; within 2.2 %."""
+    count: int = 0
+    """Batches that it was measured for; 0: not measured, and the others say nothing."""
+
+
+class Histogram:
+    """Takes one value a batch, in any unit, from 1e-4 to 1e9.
+
+    Written by one thread; another may read it meanwhile and misses the newest value.
+    """
+
+    __slots__ = ("_bins", "_total", "count")
+
+    def __init__(self) -> None:
+        self._bins = [0] * _NUM_BINS
+        self._total = 0.0
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        """Count one value; takes a third of a microsecond."""
+        self.count += 1
+        self._total += value
+        if _LEAST < value < _MOST:
+            self._bins[int(log2(value) * _BINS_PER_OCTAVE + _SHIFT)] += 1
+        else:
+            self._bins[0 if value <= _LEAST else -1] += 1
+
+    def spread(self, *, is_whole: bool = False) -> Spread:
+        """Sum up what was counted.
+
+        Args:
+            is_whole: Values are whole numbers below 20: give percentiles as such.
+        """
+        if self.count == 0:
+            return Spread()
+        p50, p99 = self._percentile(0.5), self._percentile(0.99)
+        if is_whole:
+            p50, p99 = float(round(p50)), float(round(p99))
+        return Spread(self._total / self.count, p50, p99, self.count)
+
+    def _percentile(self, share: float) -> float:
+        bins = self._bins.copy()
+        left = share * sum(bins)
+        for place, count in enumerate(bins):
+            left -= count
+            if count and left <= 0:
+                return _middle_of(place)
+        return _MOST
+
+
+def _middle_of(place: int) -> float:
+    if place == 0:
+        return 0.0
+    return float(2.0 ** ((place + 0.5 - _SHIFT) / _BINS_PER_OCTAVE))

@@ -1,0 +1,61 @@
+"""Which part of a step does a profiler see the loader in?
+
+The ranges ``gpuprefetch::wait``, ``::pin``, ``::copy``, ``::transform`` and
+``::hand-off`` appear in ``torch.profiler`` and under ``torch.autograd.profiler.
+emit_nvtx``, while one of them runs. For Nsight without torch's profiler,
+:func:`enable_nvtx` turns them on. Otherwise a range costs one look at two flags.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import profiler
+
+__all__ = ["Range", "enable_nvtx", "open_range"]
+
+
+class Range(Protocol):
+    """A range that has begun."""
+
+    def end(self) -> None:
+        """End it."""
+
+
+# Whether ranges go to NVTX with no profiler of torch's running. Set by the user.
+_to_nvtx = False
+
+
+def enable_nvtx(is_enabled: bool = True) -> None:
+    """Send the ranges to NVTX, for Nsight Systems; in all threads, until turned off.
+
+    Not needed under ``torch.profiler`` or ``emit_nvtx``.
+    """
+    global _to_nvtx
+    _to_nvtx = is_enabled
+
+
+def open_range(name: str) -> Range | None:
+    """Begin a range if anybody looks; ``None`` is the usual answer."""
+    if not (profiler._is_profiler_enabled or _to_nvtx):
+        return None
+    if _to_nvtx:
+        return _NvtxRange(name)
+    return _ProfilerRange(name)
+
+
+class _ProfilerRange:
+    def __init__(self, name: str) -> None:
+        record: Any = profiler.record_function
+        self._recorded = record(name)
+        self._recorded.__enter__()
+
+    def end(self) -> None:
+        self._recorded.__exit__(None, None, None)
+
+
+class _NvtxRange:
+    def __init__(self, name: str) -> None:
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

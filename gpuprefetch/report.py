@@ -1,0 +1,88 @@
+"""How is a pass told in a few lines, in a log file and in a notebook?"""
+
+import html
+
+from gpuprefetch.diagnose import diagnose
+from gpuprefetch.histogram import Spread
+from gpuprefetch.stats import LoaderStats
+
+__all__ = ["Report", "report_on"]
+
+
+class Report(str):
+    """Lines of text; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        rows = (line.partition(": ") for line in self.splitlines())
+        cells = (
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, _, text in rows
+        )
+        return f"<table>{''.join(cells)}</table>"
+
+
+def report_on(stats: LoaderStats) -> Report:
+    """Say what holds a loop back, the figures, and what to change next.
+
+    Returns:
+        Lines of the form ``name: text``, without a newline at the end.
+    """
+    diagnosis = diagnose(stats)
+    lines = [
+        f"epoch {stats.epoch}: {stats.batches} batches, {_volume(stats)}",
+        f"verdict: {diagnosis.verdict}. {diagnosis.figure}",
+        f"next: {diagnosis.advice}",
+        f"per batch, mean (p99): {_host(stats)}",
+        f"on the device: {_device(stats)}",
+        f"transform: {stats.transform}",
+        f"memory: {_memory(stats)}",
+    ]
+    lines += [f"note: {note}" for note in stats.notes]
+    return Report("\n".join(lines))
+
+
+def _volume(stats: LoaderStats) -> str:
+    first = (
+        f"the first after {stats.first_ms:.0f} ms" if stats.batches else "no figures"
+    )
+    return f"{stats.copied_bytes / 2**30:.3f} GiB copied, {first}"
+
+
+def _write(name: str, spread: Spread) -> str:
+    return f"{name} {spread.mean:.2f} ({spread.p99:.2f}) ms"
+
+
+def _host(stats: LoaderStats) -> str:
+    return ", ".join(
+        _write(name, spread)
+        for name, spread in (
+            ("step", stats.period_ms),
+            ("of which source", stats.source_wait_ms),
+            ("device", stats.device_wait_ms),
+            ("loader", stats.loader_ms),
+        )
+    )
+
+
+def _device(stats: LoaderStats) -> str:
+    if not stats.stall_ms.count:
+        return "nothing measured"
+    parts = [_write("stood still", stats.stall_ms)]
+    if stats.copy_ms.count:
+        rate = f"at {stats.copy_gb_per_s.p50:.1f} GB/s"
+        parts.append(f"{_write('copy', stats.copy_ms)} {rate}")
+    if stats.transform_ms.count:
+        parts.append(_write("transform", stats.transform_ms))
+    parts.append(f"{stats.stall_ms.count} batches sampled")
+    return ", ".join(parts)
+
+
+def _memory(stats: LoaderStats) -> str:
+    return (
+        f"{stats.pinned_bytes / 2**20:.1f} MiB pinned, "
+        f"{stats.device_bytes / 2**20:.1f} MiB in flight, "
+        f"{stats.queue_depth.mean:.1f} batches in hand"
+    )
