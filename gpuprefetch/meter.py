@@ -4,7 +4,7 @@ A stage is timed with ``with meter.copying:``, which also shows it to a profiler
 it together takes about 5 us a batch. Nothing here waits for the device: timing events
 are asked whether they are done, and read then; see [Note: Which batches count].
 
-Threads: ``pulling`` and ``pinning`` belong to the thread that pulls the source, all
+Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source, all
 else to the loop's. Memory is bounded, however long a pass is.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from gpuprefetch import streams
+from gpuprefetch import ranges, streams
 from gpuprefetch.batch import leaves_of
 from gpuprefetch.histogram import Histogram
 from gpuprefetch.move import num_bytes_of
-from gpuprefetch.ranges import Range, open_range
+from gpuprefetch.ranges import Range
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import SideStream, Stream, TimingEvent
 
@@ -29,8 +29,11 @@ __all__ = ["Meter", "Stage"]
 _ALL_UP_TO = 32
 _ONE_IN = 8
 
+# Measurements whose events have not fired yet: the host is never so many steps ahead.
+_MOST_PENDING = 64
+
 # Batches after which what they showed is looked at, once.
-FIRST_BATCHES = 32
+_FIRST_BATCHES = 32
 
 
 class Stage:
@@ -43,7 +46,7 @@ class Stage:
 
     __slots__ = ("_opened", "_range_name", "_started", "_times_ms", "total_s")
 
-    def __init__(self, range_name: str = "", times_ms: Histogram | None = None) -> None:
+    def __init__(self, range_name: str, times_ms: Histogram | None = None) -> None:
         self._range_name = range_name
         self._times_ms = times_ms
         self._opened: Range | None = None
@@ -51,11 +54,11 @@ class Stage:
         self.total_s = 0.0
 
     def __enter__(self) -> None:
-        if self._range_name:
-            self._opened = open_range(self._range_name)
+        if ranges.are_seen():
+            self._opened = ranges.begin(self._range_name)
         self._started = perf_counter()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         elapsed_s = perf_counter() - self._started
         self.total_s += elapsed_s
         if self._times_ms is not None:
@@ -114,16 +117,15 @@ class Meter:
         self._queue_depth = Histogram()
         self._device_bytes = 0
         # Stages #
-        self.pulling = Stage(times_ms=times.pull_ms)
         self.pinning = Stage("gpuprefetch::pin", times.pin_ms)
         self.waiting_for_source = Stage("gpuprefetch::wait")
-        self.waiting_for_device = Stage()
+        self.waiting_for_device = Stage("")
         self.copying = Stage("gpuprefetch::copy")
         self.transforming = Stage("gpuprefetch::transform", times.transform_host_ms)
         self.handing_off = Stage("gpuprefetch::hand-off")
         # Of the newest `next` #
         self._started_s = self._ended_s = self._first_s = 0.0
-        self._totals_s = (0.0, 0.0, 0.0)
+        self._source_total_s = self._device_total_s = 0.0
         # On the device #
         self._issued = 0
         self._num_dry = self._num_asked = 0
@@ -148,20 +150,20 @@ class Meter:
             self._queue_depth.add(queued)
             if self._pending:
                 self._read_fired()
-            if self._issued and _is_sampled(self.yielded):
+            if self._issued and self._samples(self.yielded):
                 self._begin_stall()
 
     def end_next(self) -> None:
         """The loop gets its batch."""
         self._ended_s = ended_s = perf_counter()
-        totals_s = self._read_totals_s()
-        source_s, device_s, pin_s = (
-            new - old for new, old in zip(totals_s, self._totals_s, strict=True)
-        )
-        self._totals_s = totals_s
+        source_total_s = self.waiting_for_source.total_s
         if not self.is_threaded:
             # Packed while the source was asked, by the loop's own thread.
-            source_s -= pin_s
+            source_total_s -= self.pinning.total_s
+        source_s = source_total_s - self._source_total_s
+        device_s = self.waiting_for_device.total_s - self._device_total_s
+        self._source_total_s += source_s
+        self._device_total_s += device_s
         if self.yielded:
             next_s = ended_s - self._started_s
             self._times.source_wait_ms.add(source_s * 1e3)
@@ -170,20 +172,17 @@ class Meter:
         else:
             self._first_s = ended_s - self._started_s
         self.yielded += 1
-        if self.yielded == FIRST_BATCHES:
+        if self.yielded == _FIRST_BATCHES:
             self._look_at_first_batches()
+
+    def note_pull(self, seconds: float) -> None:
+        """The source gave a batch after that time."""
+        self._times.pull_ms.add(seconds * 1e3)
 
     def end_pass(self) -> None:
         """The source ended; there is no further batch."""
-        if self.yielded < FIRST_BATCHES:
+        if self.yielded < _FIRST_BATCHES:
             self._look_at_first_batches()
-
-    def _read_totals_s(self) -> tuple[float, float, float]:
-        return (
-            self.waiting_for_source.total_s,
-            self.waiting_for_device.total_s,
-            self.pinning.total_s,
-        )
 
     def _look_at_first_batches(self) -> None:
         reference, self._on_first_batches = self._on_first_batches, None
@@ -196,7 +195,7 @@ class Meter:
     def begin_copy(self, side: SideStream) -> None:
         """Copies are about to be issued on the side stream."""
         self._copy = None
-        if _is_sampled(self._issued):
+        if self._samples(self._issued):
             begun = side.record_timing(self._spare)
             self._copy = _TimedCopy(begun, -self.copied_bytes)
         self._issued += 1
@@ -230,13 +229,19 @@ class Meter:
 
     def note_in_flight(self, batches_device: Iterable[Any]) -> None:
         """See how large the batches in flight are, for a sample of the batches."""
-        if self._issued and _is_sampled(self.yielded):
+        if self._issued and self._samples(self.yielded):
             num_bytes = sum(
                 num_bytes_of(leaf)
                 for batch_device in batches_device
                 for leaf in leaves_of(batch_device)
             )
             self._device_bytes = max(self._device_bytes, num_bytes)
+
+    def _samples(self, place: int) -> bool:
+        """Whether the batch at this place has timing events."""
+        return (place < _ALL_UP_TO or place % _ONE_IN == 0) and len(
+            self._pending
+        ) < _MOST_PENDING
 
     def _read_fired(self) -> None:
         while self._pending and self._pending[0].has_fired():
@@ -265,10 +270,6 @@ class Meter:
             **spreads,
             **setup,
         )
-
-
-def _is_sampled(place: int) -> bool:
-    return place < _ALL_UP_TO or place % _ONE_IN == 0
 
 
 class _TimedCopy:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from time import perf_counter
 
 from gpuprefetch.entry import Entry, Prepared, as_batch_error
 from gpuprefetch.meter import Meter
@@ -48,9 +49,10 @@ class Puller:
             return Entry()
         try:
             if not self._pulled:
-                with self._meter.pulling:
-                    batch = next(self._iterator, _END)
-                self._pulled.append(batch)
+                started_s = perf_counter()
+                self._pulled.append(next(self._iterator, _END))
+                if self._pulled[0] is not _END:
+                    self._meter.note_pull(perf_counter() - started_s)
             entry = self._prepare_entry(self._pulled[0])
         except Exception as error:
             entry = Entry(error=as_batch_error(error, "the source"))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import profiler
 
-__all__ = ["Range", "enable_nvtx", "open_range"]
+__all__ = ["Range", "are_seen", "begin", "enable_nvtx"]
 
 
 class Range(Protocol):
@@ -34,13 +34,16 @@ def enable_nvtx(is_enabled: bool = True) -> None:
     _to_nvtx = is_enabled
 
 
-def open_range(name: str) -> Range | None:
-    """Begin a range if anybody looks; ``None`` is the usual answer."""
-    if not (profiler._is_profiler_enabled or _to_nvtx):
+def are_seen() -> bool:
+    """Tell whether anybody looks; asked several times a batch."""
+    return profiler._is_profiler_enabled or _to_nvtx
+
+
+def begin(name: str) -> Range | None:
+    """Begin a range; with an empty name there is none."""
+    if not name:
         return None
-    if _to_nvtx:
-        return _NvtxRange(name)
-    return _ProfilerRange(name)
+    return _NvtxRange(name) if _to_nvtx else _ProfilerRange(name)
 
 
 class _ProfilerRange:

@@ -12,11 +12,10 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
-from gpuprefetch import LoaderStats, StreamPrefetchLoader
+from gpuprefetch import StreamPrefetchLoader
 from tests.fake_device import FakeDevice
 from tests.sources import (
     CountingSource,
-    Images,
     Numbers,
     OwnIterator,
     RefillingSource,
@@ -429,48 +428,3 @@ def test_a_stateful_loader_resumes_after_what_was_yielded(
 def test_a_stateful_loader_gives_epoch_after_epoch() -> None:
     loader = StreamPrefetchLoader(stateful(), background=True)
     assert [len(list(loader)) for _ in range(3)] == [6, 6, 6]
-
-
-# Figures #
-
-
-@both_feeders
-def test_stats_count_what_was_yielded(device: torch.device, background: bool) -> None:
-    loader = StreamPrefetchLoader(
-        count(5), double, device=device, background=background
-    )
-    before = loader.stats()
-    assert isinstance(before, LoaderStats)
-    assert before.batches == 0
-    iterator = iter(loader)
-    next(iterator)
-    next(iterator)
-    assert loader.stats().batches == 2
-    list(iterator)
-    stats = loader.stats()
-    assert stats.batches == 5
-    assert "double" in stats.transform
-    for name in ("source_wait_ms", "device_wait_ms", "loader_ms"):
-        assert getattr(stats, name) >= 0, name
-
-
-def test_stats_count_copied_bytes(other_device: torch.device) -> None:
-    source = [torch.zeros(100, dtype=torch.uint8)] * 4
-    loader = StreamPrefetchLoader(source, device=other_device)
-    list(loader)
-    assert loader.stats().copied_bytes == 400
-
-
-def test_stats_are_a_frozen_record() -> None:
-    stats = StreamPrefetchLoader(count(1)).stats()
-    with pytest.raises(AttributeError):
-        stats.batches = 3  # type: ignore[misc]
-
-
-def test_the_report_says_the_same_in_words(device: torch.device) -> None:
-    loader = StreamPrefetchLoader(DataLoader(Images(4)), double, device=device)
-    list(loader)
-    report = loader.report()
-    assert "4 batches" in report
-    assert "double" in report
-    assert 1 < len(report.splitlines()) < 10

@@ -1,0 +1,386 @@
+"""Do the figures say what happened, in bounded memory and without waiting?
+
+What the times on the device are worth is shown on one, in ``tests/gpu``; here it is
+counted what was recorded, asked and reused.
+"""
+
+import dataclasses
+import math
+import pickle
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from gpuprefetch import LoaderStats, StreamPrefetchLoader, ranges
+from gpuprefetch.histogram import Histogram, Spread
+from gpuprefetch.meter import Meter, Stage
+from tests.fake_device import FakeDevice, FakeEvent
+from tests.sources import Images, count
+
+pytestmark = pytest.mark.timeout(30)
+
+META = torch.device("meta")
+both_feeders = pytest.mark.parametrize("background", [False, True])
+
+_SPREADS = [
+    field.name for field in dataclasses.fields(LoaderStats) if field.type is Spread
+]
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Slow:
+    """A source that takes a while for each batch."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(self.length):
+            time.sleep(self.seconds)
+            yield torch.full((4,), float(i))
+
+
+# Distributions #
+
+
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 3.0])
+def test_percentiles_are_within_three_percent_and_the_mean_is_exact(
+    sigma: float,
+) -> None:
+    values = [random.lognormvariate(0.5, sigma) for _ in range(20_000)]
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    spread = histogram.spread()
+    cuts = statistics.quantiles(values, n=100)
+    assert spread.count == len(values)
+    assert spread.mean == pytest.approx(statistics.fmean(values))
+    assert spread.p50 == pytest.approx(cuts[49], rel=0.03)
+    assert spread.p99 == pytest.approx(cuts[98], rel=0.06)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-9, 1e-4, 1e9, 1e15, math.inf])
+def test_a_value_beyond_all_bins_is_counted(value: float) -> None:
+    histogram = Histogram()
+    histogram.add(value)
+    assert histogram.spread().count == 1
+    assert histogram.spread().p50 == (0.0 if value <= 1e-4 else pytest.approx(1e9, 0.1))
+
+
+@pytest.mark.parametrize("whole", range(21))
+def test_whole_numbers_come_back_whole(whole: int) -> None:
+    histogram = Histogram()
+    histogram.add(whole)
+    assert histogram.spread(is_whole=True).p50 == whole
+
+
+def test_what_was_not_measured_says_so() -> None:
+    assert Histogram().spread() == Spread(0.0, 0.0, 0.0, 0)
+
+
+def test_memory_does_not_grow_over_100_000_batches() -> None:
+    meter = Meter()
+
+    def run(num_batches: int) -> int:
+        for place in range(num_batches):
+            meter.begin_next(place % 3)
+            with meter.waiting_for_source:
+                meter.note_pull(1e-3)
+            meter.end_next()
+        return len(pickle.dumps(vars(vars(meter)["_times"])["period_ms"]._bins))
+
+    before = run(1000)
+    after = run(99_000)
+    assert meter.yielded == 100_000
+    # The same bins with larger numbers in them.
+    assert after < 2 * before
+    assert not meter._pending
+    assert not meter._spare
+
+
+# Counts #
+
+
+@both_feeders
+def test_stats_count_what_was_yielded(device: torch.device, background: bool) -> None:
+    loader = StreamPrefetchLoader(
+        count(5), double, device=device, background=background
+    )
+    before = loader.stats()
+    assert isinstance(before, LoaderStats)
+    assert before.batches == 0
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    assert loader.stats().batches == 2
+    list(iterator)
+    stats = loader.stats()
+    assert stats.batches == 5
+    assert "double" in stats.transform
+    # The first `next` fills the pipeline: it counts for itself.
+    assert stats.first_ms > 0
+    for name in ("source_wait_ms", "device_wait_ms", "loader_ms"):
+        assert getattr(stats, name).count == 4, name
+        assert getattr(stats, name).mean >= 0, name
+
+
+def test_stats_count_copied_bytes(other_device: torch.device) -> None:
+    source = [torch.zeros(100, dtype=torch.uint8)] * 4
+    loader = StreamPrefetchLoader(source, device=other_device)
+    list(loader)
+    assert loader.stats().copied_bytes == 400
+
+
+def test_stats_are_a_frozen_record_of_documented_fields() -> None:
+    stats = StreamPrefetchLoader(count(1)).stats()
+    with pytest.raises(AttributeError):
+        stats.batches = 3  # type: ignore[misc]
+    assert len(_SPREADS) == 13
+
+
+def test_the_finished_pass_is_kept_while_the_next_one_runs() -> None:
+    loader = StreamPrefetchLoader(count(6))
+    assert loader.stats(finished=True).batches == 0
+    running = iter(loader)
+    next(running)
+    assert loader.stats(finished=True).batches == 0
+    list(running)
+    assert loader.stats(finished=True) == loader.stats()
+    for _ in zip(range(2), loader, strict=False):
+        assert loader.stats(finished=True).batches == 6
+        assert loader.stats(finished=True).epoch == 0
+        assert loader.stats().epoch == 1
+    # Left by `break`: over, too.
+    assert loader.stats(finished=True).epoch == 1
+
+
+# Times on the host #
+
+
+@both_feeders
+def test_a_slow_source_shows_as_waiting_for_it(background: bool) -> None:
+    loader = StreamPrefetchLoader(Slow(12, 0.01), double, background=background)
+    list(loader)
+    stats = loader.stats()
+    assert stats.pull_ms.mean >= 10
+    assert stats.source_wait_ms.mean > 0.8 * stats.pull_ms.mean
+    assert stats.source_wait_ms.mean <= stats.period_ms.mean
+    assert stats.loader_ms.mean < 5
+
+
+def test_a_slow_loop_hides_the_source() -> None:
+    loader = StreamPrefetchLoader(Slow(12, 0.005), background=True)
+    for _ in loader:
+        time.sleep(0.02)
+    stats = loader.stats()
+    assert stats.source_wait_ms.p50 < 2
+    assert stats.between_ms.mean >= 20
+    assert stats.between_ms.count == stats.period_ms.count == 11
+    assert stats.queue_depth.mean > 0.5
+
+
+def test_a_slow_transform_shows_as_the_loaders_own_time() -> None:
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return x
+
+    loader = StreamPrefetchLoader(count(10), slow)
+    list(loader)
+    stats = loader.stats()
+    assert stats.transform_host_ms.mean >= 10
+    assert stats.transform_host_ms.count == 10
+    assert stats.loader_ms.mean == pytest.approx(stats.transform_host_ms.mean, rel=0.3)
+    assert stats.source_wait_ms.mean < 5
+
+
+@both_feeders
+def test_packing_counts_as_the_loaders_work_where_its_thread_packs(
+    fake_device: FakeDevice, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprefetch import prepare
+
+    def slow_fill(*arguments: Any) -> Any:
+        time.sleep(0.01)
+        return fill(*arguments)
+
+    fill = prepare.fill_slot
+    monkeypatch.setattr(prepare, "fill_slot", slow_fill)
+    loader = StreamPrefetchLoader(count(12), device=META, background=background)
+    list(loader)
+    stats = loader.stats()
+    assert stats.pin_ms.mean >= 10
+    assert stats.is_threaded is background
+    waited, worked = stats.source_wait_ms.mean, stats.loader_ms.mean
+    assert (waited > 5 > worked) if background else (worked > 5 > waited)
+
+
+# Times on the device #
+
+
+@both_feeders
+@pytest.mark.parametrize("length", [10, 200])
+def test_timing_events_are_recorded_for_a_sample_and_reused(
+    fake_device: FakeDevice, background: bool, length: int
+) -> None:
+    loader = StreamPrefetchLoader(
+        count(length), double, device=META, background=background
+    )
+    list(loader)
+    sampled = sum(place < 32 or place % 8 == 0 for place in range(length))
+    recorded = fake_device.side_stream.timing_events
+    # Begin of the copy, its end, end of the transform.
+    assert len(recorded) == 3 * sampled
+    assert loader.stats().copy_ms.count == sampled
+    assert loader.stats().transform_ms.count == sampled
+    # Begin and end of the hand-off; not of the first batch, which fills the pipeline,
+    # and the begin once more where no batch comes.
+    assert loader.stats().stall_ms.count == sampled - 1
+    assert len({id(event) for event in recorded}) < 12
+
+
+def test_no_timing_event_is_ever_waited_for(fake_device: FakeDevice) -> None:
+    fake_device.events_have_fired = False
+    loader = StreamPrefetchLoader(count(2000), double, device=META)
+    list(loader)
+    streams = (fake_device.side_stream, fake_device.consumer)
+    recorded = [event for stream in streams for event in stream.timing_events]
+    assert recorded
+    assert not any(event.was_synchronized for event in recorded)
+    # None of them has fired, so nothing was measured, and recording has ceased.
+    assert loader.stats().stall_ms.count == 0
+    assert len(recorded) < 500
+
+
+def test_the_stall_begins_before_the_loader_waits_and_ends_after_the_batchs_event(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    consumer = fake_device.consumer
+
+    def record(event: FakeEvent) -> FakeEvent:
+        order.append("time" if event.tells_time else "event")
+        return event
+
+    monkeypatch.setattr(consumer, "record_event", record)
+    monkeypatch.setattr(consumer, "wait_event", lambda event: order.append("wait"))
+    batches = iter(StreamPrefetchLoader(count(3), device=META))
+    next(batches)
+    order.clear()
+    next(batches)
+    assert order[:3] == ["time", "wait", "time"]
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_without_a_device_beside_the_loop_nothing_is_measured_on_it() -> None:
+    loader = StreamPrefetchLoader(count(9), double)
+    list(loader)
+    stats = loader.stats()
+    assert stats.stall_ms.count == stats.copy_ms.count == stats.transform_ms.count == 0
+    assert stats.depth == 0
+
+
+def test_batches_in_flight_are_measured(fake_device: FakeDevice) -> None:
+    source = [torch.zeros(1000, dtype=torch.uint8) for _ in range(12)]
+    loader = StreamPrefetchLoader(source, device=META, depth=3)
+    list(loader)
+    assert loader.stats().device_bytes == 3 * 1000
+
+
+# For loggers #
+
+
+def test_a_flat_dict_of_numbers_leaves_out_what_was_not_measured(
+    device: torch.device,
+) -> None:
+    loader = StreamPrefetchLoader(count(12), double, device=device)
+    list(loader)
+    flat = loader.stats().as_dict("loader/")
+    assert all(isinstance(value, int | float) for value in flat.values())
+    assert flat["loader/batches"] == 12
+    assert flat["loader/period_ms_p99"] > 0
+    is_measured = "loader/stall_ms_mean" in flat
+    assert is_measured == (device.type == "cuda")
+    assert "loader/pin_ms_mean" not in flat or is_measured
+
+
+def test_fusion_is_a_number_too() -> None:
+    assert LoaderStats(fusion="fused").as_dict()["is_fused"] == 1
+    assert LoaderStats(fusion="not fused, Kornia: x").as_dict()["is_fused"] == 0
+    assert "is_fused" not in LoaderStats().as_dict()
+
+
+def test_a_bar_shows_totals_and_takes_the_brief_figures() -> None:
+    loader = StreamPrefetchLoader(DataLoader(Images(12), batch_size=2))
+    with tqdm(loader, disable=None) as bar:
+        for _ in bar:
+            bar.set_postfix(loader.stats().brief())
+        assert bar.total == 6
+    brief = loader.stats().brief()
+    assert set(brief) == {"step", "source", "loader"}
+    assert all(text.endswith(" ms") for text in brief.values())
+
+
+# Ranges #
+
+
+def _names_seen(profile: torch.profiler.profile) -> set[str]:
+    return {
+        event.name
+        for event in profile.events() or []
+        if event.name.startswith("gpuprefetch::")
+    }
+
+
+def test_a_profiler_sees_the_stages(fake_device: FakeDevice) -> None:
+    loader = StreamPrefetchLoader(count(4), double, device=META)
+    with torch.profiler.profile() as profile:
+        list(loader)
+    assert _names_seen(profile) == {
+        "gpuprefetch::wait",
+        "gpuprefetch::pin",
+        "gpuprefetch::copy",
+        "gpuprefetch::transform",
+        "gpuprefetch::hand-off",
+    }
+
+
+def test_without_a_profiler_no_range_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"a range {name} nobody looks at")
+
+    monkeypatch.setattr(ranges.profiler, "record_function", refuse)
+    list(StreamPrefetchLoader(count(4), double))
+    with pytest.raises(AssertionError, match="nobody looks at"), Stage("x"):
+        ranges._ProfilerRange("x")
+
+
+def test_nsight_gets_ranges_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_now: list[str] = []
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", open_now.append)
+    monkeypatch.setattr(
+        torch.cuda.nvtx, "range_pop", lambda: seen.append(open_now.pop())
+    )
+    ranges.enable_nvtx()
+    try:
+        list(StreamPrefetchLoader(count(3), double))
+    finally:
+        ranges.enable_nvtx(False)
+    assert not open_now
+    assert set(seen) == {
+        "gpuprefetch::wait",
+        "gpuprefetch::transform",
+        "gpuprefetch::hand-off",
+    }
+    list(StreamPrefetchLoader(count(3), double))
+    assert len(seen) == 4 + 3 + 3
