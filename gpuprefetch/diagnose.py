@@ -78,11 +78,10 @@ def _causes(stats: LoaderStats, lost_ms: float) -> dict[Verdict, float]:
     """Give what each cause takes of a step, in ms."""
     source_ms, transform_ms = stats.source_wait_ms.mean, stats.transform_host_ms.mean
     packing_ms = 0.0 if stats.is_threaded else stats.pin_ms.mean
-    other_ms = max(stats.loader_ms.mean - transform_ms - packing_ms, 0.0)
     if stats.is_threaded and stats.pin_ms.mean > stats.pull_ms.mean:
         # The thread that the loop waits for is busy packing, not pulling.
         source_ms, packing_ms = 0.0, source_ms
-    on_host_ms = source_ms + transform_ms + packing_ms + other_ms
+    on_host_ms = source_ms + transform_ms + packing_ms + stats.own_ms
     late_ms = max(lost_ms - on_host_ms, 0.0)
     # Device times of both; never 0, so that they can be shared out.
     copy_ms, run_ms = stats.copy_ms.mean, stats.transform_ms.mean
@@ -93,7 +92,7 @@ def _causes(stats: LoaderStats, lost_ms: float) -> dict[Verdict, float]:
         "copy-bound (bus)": late_ms * copy_part,
         "transform-bound (host)": transform_ms,
         "transform-bound (device)": late_ms * (1.0 - copy_part),
-        "host-bound": other_ms,
+        "host-bound": stats.own_ms,
     }
 
 

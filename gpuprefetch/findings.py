@@ -97,8 +97,8 @@ def _used_by(function: Callable[..., Any]) -> list[Any]:
             named = (*variables.nonlocals.values(), *variables.globals.values())
             used += [one for one in named if not isinstance(one, torch.nn.Module)]
             waiting += [one for one in named if isinstance(one, torch.nn.Module)]
-        elif value is not function or not inspect.isbuiltin(value):
-            used += getattr(value, "__dict__", {}).values()
+        else:
+            used += [value, *getattr(value, "__dict__", {}).values()]
     return used
 
 
@@ -192,7 +192,7 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
     period_ms = stats.period_ms.mean
     if stats.batches < FEWEST_BATCHES or period_ms <= 0:
         return
-    source_ms, loader_ms = stats.source_wait_ms.mean, stats.loader_ms.mean
+    source_ms = stats.source_wait_ms.mean
     if (
         stats.num_workers == 0
         and source_ms >= HEAVY_SOURCE_MS
@@ -215,12 +215,11 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
             "background=True, or DataLoader(num_workers=4, pin_memory=True).",
         )
     on_device_ms = stats.copy_ms.mean + stats.transform_ms.mean
-    if loader_ms >= max(SMALL_BATCH_SHARE * period_ms, on_device_ms + pin_ms) and (
-        stats.transform_host_ms.mean <= loader_ms / 2
-    ):
+    own_ms = stats.own_ms
+    if own_ms >= SMALL_BATCH_SHARE * period_ms and own_ms >= on_device_ms:
         yield Finding(
             "small batch",
-            f"handling a batch takes the loader {loader_ms:.2f} of {period_ms:.2f} ms, "
+            f"handling a batch takes the loader {own_ms:.2f} of {period_ms:.2f} ms, "
             f"and all that it hides is {on_device_ms:.2f} ms of copy and transform. "
             "Use larger batches, or no prefetching.",
         )

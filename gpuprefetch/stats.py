@@ -107,6 +107,13 @@ class LoaderStats:
     """What the first batches showed that costs time and raises no error."""
 
     @property
+    def own_ms(self) -> float:
+        """Mean of what ``loader_ms`` holds beside the transform and the packing."""
+        packing_ms = 0.0 if self.is_threaded else self.pin_ms.mean
+        own_ms = self.loader_ms.mean - self.transform_host_ms.mean - packing_ms
+        return max(own_ms, 0.0)
+
+    @property
     def is_fused(self) -> bool | None:
         """Whether a Kornia module runs fused, or parts of it; ``None`` without one."""
         return self.fusion.startswith("fused") if self.fusion else None

@@ -1,0 +1,191 @@
+"""Does the verdict follow from the figures, and does the report say it in plain words?
+
+The figures here are made up, each set as one kind of loop shows it. Real loops that
+provoke each verdict are in ``examples/diagnosis``, and ``test_examples_diagnosis`` runs
+them.
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuprefetch import LoaderStats, StreamPrefetchLoader
+from gpuprefetch.diagnose import diagnose
+from gpuprefetch.histogram import Spread
+from gpuprefetch.report import report_on
+from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
+from tests.sources import count
+
+
+def figures(**given: Any) -> LoaderStats:
+    """Build a record: plain numbers stand for figures that hardly vary."""
+    spreads = {
+        name: Spread(value, value, value, 40)
+        for name, value in given.items()
+        if isinstance(value, float) and name != "dry_share"
+    }
+    return LoaderStats(batches=100, device="cuda:0", depth=2, **{**given, **spreads})
+
+
+# One loop of each kind, in ms a batch, as a GPU shows it.
+STEP = figures(period_ms=10.0, between_ms=2.0, device_wait_ms=7.9, loader_ms=0.1,
+               source_wait_ms=0.01, stall_ms=0.02, copy_ms=0.12)  # fmt: skip
+SOURCE = figures(period_ms=30.0, between_ms=5.0, device_wait_ms=0.0, loader_ms=0.1,
+                 source_wait_ms=24.9, stall_ms=20.0, copy_ms=0.12, pull_ms=30.0,
+                 num_workers=2, is_threaded=True, dry_share=1.0)  # fmt: skip
+PAGEABLE = figures(period_ms=20.0, between_ms=5.0, device_wait_ms=0.0, loader_ms=14.9,
+                   source_wait_ms=0.1, pin_ms=14.0, pull_ms=0.1, stall_ms=10.0,
+                   copy_ms=1.0, dry_share=1.0)  # fmt: skip
+BUS = figures(period_ms=20.0, between_ms=2.0, device_wait_ms=17.8, loader_ms=0.1,
+              source_wait_ms=0.1, stall_ms=15.0, copy_ms=18.0, transform_ms=0.5,
+              copy_gb_per_s=50.0)  # fmt: skip
+LAUNCHES = figures(period_ms=10.0, between_ms=2.0, device_wait_ms=0.0, loader_ms=7.9,
+                   source_wait_ms=0.01, transform_host_ms=7.8, transform_ms=7.8,
+                   copy_ms=0.1, stall_ms=5.0)  # fmt: skip
+KERNELS = figures(period_ms=20.0, between_ms=2.0, device_wait_ms=17.0, loader_ms=0.2,
+                  source_wait_ms=0.01, transform_host_ms=0.1, transform_ms=18.0,
+                  copy_ms=0.1, stall_ms=10.0)  # fmt: skip
+READS = figures(period_ms=10.0, between_ms=9.8, device_wait_ms=0.0, loader_ms=0.15,
+                source_wait_ms=0.01, stall_ms=0.2, dry_share=1.0)  # fmt: skip
+
+KINDS = {
+    "step-bound": STEP,
+    "source-bound": SOURCE,
+    "copy-bound (pageable)": PAGEABLE,
+    "copy-bound (bus)": BUS,
+    "transform-bound (host)": LAUNCHES,
+    "transform-bound (device)": KERNELS,
+    "host-bound": READS,
+}
+
+
+@pytest.mark.parametrize(("verdict", "stats"), KINDS.items())
+def test_each_kind_of_loop_gets_its_verdict(verdict: str, stats: LoaderStats) -> None:
+    diagnosis = diagnose(stats)
+    assert diagnosis.verdict == verdict
+    assert re.search(r"\d", diagnosis.figure), "a verdict without a number"
+    assert diagnosis.advice.endswith(".")
+    assert 0 <= diagnosis.lost_share <= 1
+    is_free = verdict in ("step-bound", "host-bound")
+    assert (diagnosis.lost_share < NOTHING_TO_GAIN) is is_free
+
+
+@pytest.mark.parametrize(
+    ("stats", "setting"),
+    [
+        (SOURCE, "num_workers=4"),
+        (replace(SOURCE, num_workers=0), "num_workers=4"),
+        (replace(SOURCE, num_workers=None, is_threaded=False), "background=True"),
+        (replace(SOURCE, num_workers=None), "A faster source"),
+        (PAGEABLE, "background=True"),
+        (BUS, "uint8"),
+        (LAUNCHES, "GraphedTransform"),
+        (replace(LAUNCHES, fusion="not fused, Kornia: x"), "what is not fused"),
+        (KERNELS, "Smaller images"),
+        (replace(KERNELS, fusion="fused"), "resampling='single'"),
+        (STEP, "Nothing to gain"),
+        (READS, ".item()"),
+    ],
+)
+def test_the_advice_fits_the_settings(stats: LoaderStats, setting: str) -> None:
+    assert setting in diagnose(stats).advice
+
+
+def test_a_thread_that_is_busy_packing_is_no_slow_source() -> None:
+    packing = figures(
+        period_ms=20.0, source_wait_ms=15.0, loader_ms=0.1, pin_ms=18.0, pull_ms=2.0,
+        stall_ms=14.0, copy_ms=1.0, is_threaded=True,
+    )  # fmt: skip
+    diagnosis = diagnose(packing)
+    assert diagnosis.verdict == "copy-bound (pageable)"
+    assert "pin_memory=True" in diagnosis.advice
+    pin, pull = packing.pull_ms, packing.pin_ms
+    assert diagnose(replace(packing, pin_ms=pin, pull_ms=pull)).verdict == (
+        "source-bound"
+    )
+
+
+def test_time_that_hides_behind_the_device_is_not_lost() -> None:
+    """The source takes 60 % of the loop's time, but the device is busy meanwhile."""
+    hidden = replace(STEP, source_wait_ms=Spread(6.0, 6.0, 6.0, 40))
+    assert diagnose(hidden).verdict == "step-bound"
+
+
+def test_a_small_batch_makes_the_loader_the_limit() -> None:
+    tiny = figures(
+        period_ms=0.5, between_ms=0.3, loader_ms=0.15, source_wait_ms=0.01,
+        stall_ms=0.15, copy_ms=0.01, dry_share=1.0,
+    )  # fmt: skip
+    diagnosis = diagnose(tiny)
+    assert diagnosis.verdict == "host-bound"
+    assert "Larger batches" in diagnosis.advice
+
+
+@pytest.mark.parametrize("batches", [0, 1, FEWEST_BATCHES - 1])
+def test_few_batches_are_no_ground_for_a_verdict(batches: int) -> None:
+    diagnosis = diagnose(replace(SOURCE, batches=batches))
+    assert diagnosis.verdict == "undecided"
+    assert f"{batches} batches" in diagnosis.figure
+
+
+def test_a_device_that_runs_dry_now_and_then_is_no_sign() -> None:
+    assert diagnose(replace(READS, dry_share=RUN_DRY - 0.01)).verdict == "step-bound"
+
+
+# Without a device beside the loop #
+
+
+def _inline(**given: Any) -> LoaderStats:
+    return replace(figures(**given), device="cpu", depth=0)
+
+
+def test_on_a_cpu_the_transform_or_the_source_or_the_step_is_the_limit() -> None:
+    step = _inline(period_ms=50.0, source_wait_ms=0.5, loader_ms=0.2)
+    assert diagnose(step).verdict == "step-bound"
+    source = _inline(period_ms=50.0, source_wait_ms=40.0, loader_ms=0.2)
+    assert diagnose(source).verdict == "source-bound"
+    transform = _inline(
+        period_ms=50.0, source_wait_ms=0.5, loader_ms=40.0, transform_host_ms=39.5
+    )
+    assert diagnose(transform).verdict == "transform-bound (host)"
+    assert "nothing runs beside it" in diagnose(transform).figure
+
+
+# The report #
+
+
+@pytest.mark.parametrize(("verdict", "stats"), KINDS.items())
+def test_the_report_is_a_few_plain_lines(verdict: str, stats: LoaderStats) -> None:
+    lines = report_on(stats).splitlines()
+    assert 1 < len(lines) < 10
+    assert lines[1].startswith(f"verdict: {verdict}. ")
+    assert lines[2].startswith("next: ")
+    assert all(line.isascii() and line == line.strip() for line in lines)
+
+
+def test_the_report_names_the_transform_and_what_was_noticed() -> None:
+    loader = StreamPrefetchLoader(count(12), abs)
+    list(loader)
+    stats = replace(loader.stats(), notes=("a <leaf> is late",))
+    report = report_on(stats)
+    assert "12 batches" in report
+    assert "transform: abs" in report
+    assert "note: a <leaf> is late" in report
+
+
+def test_a_notebook_shows_the_report_as_a_table() -> None:
+    table = report_on(replace(STEP, notes=("a <leaf> is late",)))._repr_html_()
+    assert table.count("<tr>") == 8
+    assert "a &lt;leaf&gt; is late" in table
+    assert "step-bound" in table
+
+
+def test_the_loader_reports_on_either_pass() -> None:
+    loader = StreamPrefetchLoader(count(12))
+    list(loader)
+    for _ in loader:
+        assert loader.report().startswith("epoch 1: ")
+        assert loader.report(finished=True).startswith("epoch 0: 12 batches")
+        break
