@@ -5,6 +5,7 @@ window and no global state, so it works on a machine without a display.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,32 @@ import torch
 
 from gpuprefetch.errors import DependencyError, SettingError
 
-__all__ = ["import_figure", "save_bars", "save_figure", "save_grid", "save_lines"]
+__all__ = [
+    "Overlay",
+    "import_figure",
+    "save_bars",
+    "save_figure",
+    "save_grid",
+    "save_lines",
+]
 
 _CELL_INCHES = 2.0
 _HEADING_INCHES = 0.5
 _BAR_INCHES = 0.28
 _PANEL_INCHES = 2.6
 _DOTS_PER_INCH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What is drawn on top of one image; in its pixels, on any device."""
+
+    corners: torch.Tensor | None = None
+    """Boxes, (N, 4, 2): x and y of four corners in turn."""
+    keypoints: torch.Tensor | None = None
+    """(N, 2): x and y."""
+    mask: torch.Tensor | None = None
+    """(1, H, W) or (H, W), whole numbers; 0 is left clear."""
 
 
 def import_figure() -> Any:
@@ -43,6 +63,7 @@ def save_grid(
     path: Path,
     *,
     columns: int = 4,
+    overlays: Sequence[Overlay] = (),
     heading: str = "",
 ) -> None:
     """Write images in rows, each with a caption above it, to one picture file.
@@ -53,6 +74,7 @@ def save_grid(
         captions: As many as there are images.
         path: Its suffix names the format (``.png``). Replaced if it exists.
         columns: Images in a row.
+        overlays: What is drawn on each image; as many as there are, or none.
         heading: A line above all; none if empty.
 
     Raises:
@@ -73,6 +95,11 @@ def save_grid(
     for cell, image, caption in zip(cells, images, captions, strict=False):
         cell.imshow(_to_pixels(image), vmin=0, vmax=1, cmap="gray")
         cell.set_title(caption, fontsize=9)
+    for cell, image, overlay in zip(cells, images, overlays, strict=False):
+        _draw_overlay(cell, overlay)
+        # Boxes beyond the image's border must not shrink it.
+        cell.set_xlim(-0.5, image.shape[-1] - 0.5)
+        cell.set_ylim(image.shape[-2] - 0.5, -0.5)
     save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
 
 
@@ -193,6 +220,25 @@ def save_lines(
         fontsize=9,
     )
     save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
+
+
+def _draw_overlay(cell: Any, overlay: Overlay) -> None:
+    if overlay.mask is not None:
+        mask = overlay.mask.reshape(overlay.mask.shape[-2:]).float().cpu()
+        # Not-a-number is drawn as nothing.
+        cell.imshow(
+            mask.where(mask != 0, torch.nan).numpy(),
+            alpha=0.45,
+            cmap="autumn",
+            interpolation="nearest",
+        )
+    if overlay.corners is not None:
+        for box in overlay.corners.cpu():
+            x, y = torch.cat((box, box[:1])).unbind(-1)
+            cell.plot(x.numpy(), y.numpy(), color="lime", linewidth=1.2)
+    if overlay.keypoints is not None:
+        x, y = overlay.keypoints.cpu().unbind(-1)
+        cell.plot(x.numpy(), y.numpy(), "o", color="cyan", markersize=3)
 
 
 def _to_pixels(image: torch.Tensor) -> Any:

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from gpuprefetch.cli.bench import add_to as add_bench
 from gpuprefetch.cli.demo import add_to as add_demo
 from gpuprefetch.cli.plot import add_to as add_plot
+from gpuprefetch.cli.probe import add_to as add_probe
+from gpuprefetch.cli.show import add_to as add_show
 from gpuprefetch.errors import GpuPrefetchError
 
 __all__ = ["main"]
@@ -59,5 +62,8 @@ def _build_parser() -> argparse.ArgumentParser:
         dest="name", metavar="COMMAND", required=True, parser_class=_Parser
     )
     add_demo(commands)
+    add_probe(commands)
     add_plot(commands)
+    add_show(commands)
+    add_bench(commands)
     return parser

@@ -1,0 +1,169 @@
+"""What does ``python -m gpuprefetch probe`` show?
+
+Whether the loader helps a training loop: the gain that its parts alone let expect, the
+gain that was measured, and what limits the rest.
+"""
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+from gpuprefetch.cli.arguments import at_least, available_device, default_device
+from gpuprefetch.cli.objects import (
+    load_loader,
+    load_step,
+    load_transform,
+    running_user_code,
+)
+from gpuprefetch.cli.table import format_table
+from gpuprefetch.probe import Effort, Probe, probe
+from gpuprefetch.settings import resolve_device
+
+__all__ = ["add_effort", "add_to", "effort_of", "format_probe", "show_probe"]
+
+_DESCRIPTION = """\
+Measures your training loop as it is and behind StreamPrefetchLoader, in turns, and says
+whether it helps. LOADER is a DataLoader, or a function that makes one. STEP is called
+with each batch on the device (or with its items, if it takes several). T is what you
+would pass as transform=; without the loader it runs in the loop."""
+
+_EXAMPLES = """\
+examples:
+  python -m gpuprefetch probe train:make_loader --step train:train_step
+      with train.py in this folder
+  python -m gpuprefetch probe scripts/train.py:loader --step scripts/train.py:step \\
+      --transform scripts/train.py:augment
+      files, and an augmentation
+  python -m gpuprefetch probe train:loader --step train:step --json > probe.json
+      for a program to read
+
+exit codes: 0 measured, whatever came out; 2 it could not be measured; 130 Ctrl-C
+"""
+
+_ANSWERS = {
+    "helps": "It helps.",
+    "does not help": "It does not help here: the difference is too small to show.",
+    "slower": "It does not help here: the plain loop is faster. Keep that.",
+}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its options to argparse's sub-parsers."""
+    parser = commands.add_parser(
+        "probe",
+        help="measure whether the loader helps your training loop",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("loader", metavar="MODULE:LOADER", help="the source")
+    parser.add_argument(
+        "--step", required=True, metavar="MODULE:STEP", help="one training step"
+    )
+    parser.add_argument(
+        "--transform", metavar="MODULE:T", help="what runs on the device before it"
+    )
+    parser.add_argument(
+        "--inputs",
+        metavar="NAME",
+        help="index or key of what the transform gets, as inputs= (default: the first)",
+    )
+    add_effort(parser)
+    parser.set_defaults(command=_run)
+
+
+def add_effort(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where and how long, and how to print."""
+    parser.add_argument(
+        "--device",
+        type=available_device,
+        help="where to train (default: the accelerator if there is one)",
+    )
+    parser.add_argument(
+        "--batches",
+        type=at_least(1),
+        metavar="N",
+        help="batches on the clock in each round (default: what fits in 40 s in all)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=at_least(1),
+        default=Effort().rounds,
+        metavar="N",
+        help="turns of each loop; fewer than 6 give no 95 %% interval (default: "
+        "%(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+
+
+def effort_of(options: argparse.Namespace) -> Effort:
+    """Read what :func:`add_effort` added."""
+    return Effort(rounds=options.rounds, batches=options.batches)
+
+
+def _run(options: argparse.Namespace) -> int:
+    source = load_loader(options.loader)
+    step = load_step(options.step)
+    transform = options.transform and load_transform(options.transform)
+    inputs = options.inputs
+    if inputs is not None and inputs.lstrip("-").isdigit():
+        inputs = int(inputs)
+    with running_user_code("the training loop failed"):
+        result = probe(
+            source,
+            step,
+            transform,
+            inputs=inputs,
+            device=resolve_device(options.device or default_device()),
+            effort=effort_of(options),
+        )
+    show_probe(result, as_json=options.json)
+    return 0
+
+
+def show_probe(result: Probe, *, as_json: bool) -> None:
+    """Print a result."""
+    print(json.dumps(result.as_dict(), indent=1) if as_json else format_probe(result))
+
+
+def format_probe(result: Probe) -> str:
+    """Write a result for people."""
+    rows = [
+        ("loader alone", result.loader_ms),
+        ("step alone", result.step_ms),
+        ("transform alone", result.transform_ms),
+        ("plain loop", result.plain_ms),
+        ("with StreamPrefetchLoader", result.ours_ms),
+    ]
+    table = format_table(
+        ("median of the rounds", "ms a batch", "batches/s"),
+        [
+            (name, f"{ms:.2f}", f"{1e3 / max(ms, 1e-9):.1f}")
+            for name, ms in rows
+            if ms is not None
+        ],
+    )
+    gain = result.gain
+    return "\n".join(
+        (
+            f"{_name(result.device)}, {result.rounds} rounds of {result.batches} "
+            "batches, in turns",
+            "",
+            table,
+            "",
+            f"expected: at most {result.expected_gain:.2f} x as fast; the limit is "
+            f"{result.limit}, {result.limit_ms:.2f} ms",
+            f"measured: {gain.median:.2f} x as fast, {gain.low:.2f} to {gain.high:.2f} "
+            f"with {gain.confidence:.0%} confidence",
+            f"answer:   {_ANSWERS[gain.answer]}",
+            f"verdict:  {result.verdict}. {result.figure}",
+            f"next:     {result.advice}",
+        )
+    )
+
+
+def _name(device: str) -> str:
+    is_cuda = device.startswith("cuda")
+    return f"{device} ({torch.cuda.get_device_name(device)})" if is_cuda else device
