@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from PIL import Image, ImageOps
 
 from gpuprefetch.cli.objects import CommandError
 from gpuprefetch.plot import Overlay
@@ -100,19 +102,20 @@ def read_image(path: Path, *, is_mask: bool = False) -> torch.Tensor:
     Raises:
         CommandError: There is no such file, or it is no picture.
     """
-    from torchvision.io import ImageReadMode, decode_image
-
     if not path.is_file():
         raise CommandError(f"there is no file {path}.")
-    mode = ImageReadMode.GRAY if is_mask else ImageReadMode.RGB
     try:
-        image: torch.Tensor = decode_image(str(path), mode=mode)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise CommandError(
-            f"{path} is no picture that can be read: {reason}"
-        ) from error
-    return image
+        with Image.open(path) as opened:
+            # As a viewer shows it: cameras note how they were held.
+            upright = ImageOps.exif_transpose(opened)
+            # The numbers of a palette's colours are what a mask means.
+            keeps_numbers = is_mask and upright.mode in ("1", "L", "P")
+            wanted = "L" if is_mask else "RGB"
+            picture = upright if keeps_numbers else upright.convert(wanted)
+            pixels = torch.from_numpy(numpy.array(picture, dtype=numpy.uint8))
+    except OSError as error:
+        raise CommandError(f"{path} is no picture that can be read.") from error
+    return pixels[None] if is_mask else pixels.permute(2, 0, 1).contiguous()
 
 
 def read_labels(path: Path | None) -> dict[str, Any]:

@@ -1,0 +1,286 @@
+"""Do the commands ``probe``, ``show`` and ``bench`` do what their help says?
+
+The real commands run in processes of their own, in a folder with a user's files.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpuprefetch.cli.app import main
+
+pytestmark = pytest.mark.timeout(110)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TRAIN = """\
+import kornia.augmentation as K
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+torch.set_num_threads(1)
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return torch.full((3, 16, 16), index, dtype=torch.uint8), index % 4
+
+
+def make_loader():
+    return DataLoader(Noise(), 4)
+
+
+loader = make_loader()
+model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4))
+
+
+def step(images, labels):
+    nn.functional.cross_entropy(model(images.float()), labels).backward()
+
+
+def step_of_batch(batch):
+    step(*batch)
+
+
+class Step:
+    def __call__(self, batch):
+        step(*batch)
+
+
+def broken_step(batch):
+    return batch.nope
+
+
+def broken_transform(images):
+    raise ValueError("no such images")
+
+
+def flat(images):
+    return images.flatten(1)
+
+
+number = 3
+augment = nn.Sequential(K.RandomRotation(30.0, p=1.0), K.RandomHorizontalFlip(p=1.0))
+normalize = K.Normalize(0.5, 0.1)
+with_labels = K.AugmentationSequential(
+    K.RandomHorizontalFlip(p=1.0), data_keys=["input", "bbox_xyxy", "keypoints", "mask"]
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: a training script, a picture, labels, and some mistakes."""
+    path = tmp_path_factory.mktemp("user")
+    (path / "train.py").write_text(TRAIN)
+    (path / "fails.py").write_text("import torch\n1 / 0\n")
+    (path / "needs.py").write_text("import a_package_that_is_not_there\n")
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    pixels[:, :30] = (200, 40, 40)
+    Image.fromarray(pixels).save(path / "two.png")
+    mask = np.zeros((40, 60), dtype=np.uint8)
+    mask[10:30, 5:25] = 1
+    Image.fromarray(mask).save(path / "mask.png")
+    entry = {"boxes": [[5, 10, 24, 29]], "keypoints": [[15, 20]], "mask": "mask.png"}
+    (path / "labels.json").write_text(json.dumps({"two.png": entry}))
+    (path / "text.json").write_text("not json")
+    (path / "list.json").write_text("[1]")
+    (path / "odd.json").write_text('{"two.png": {"colour": 1}}')
+    (path / "short.json").write_text('{"two.png": {"boxes": [[1, 2, 3]]}}')
+    (path / "text.png").write_text("not a picture")
+    return path
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run a command as a user does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprefetch", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+QUICK = ("--device=cpu", "--batches=8", "--rounds=2")
+
+
+# probe #
+
+
+def test_the_probe_prints_its_measurements_and_an_answer(folder: Path) -> None:
+    code, out, err = run(
+        folder, "probe", "train:make_loader", "--step=train:step",
+        "--transform=train:augment", *QUICK,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    for name in ("loader", "step", "transform"):
+        assert re.search(rf"^{name} alone +\d+\.\d\d +\d+\.\d$", out, re.MULTILINE)
+    assert re.search(r"^plain loop +\d", out, re.MULTILINE)
+    assert re.search(r"^with StreamPrefetchLoader +\d", out, re.MULTILINE)
+    assert re.search(r"^expected: at most \d+\.\d\d x", out, re.MULTILINE)
+    assert re.search(
+        r"^measured: \d+\.\d\d x as fast, \d+\.\d\d to \d+\.\d\d with 50% confidence$",
+        out,
+        re.MULTILINE,
+    )
+    assert re.search(r"^answer:   It (helps|does not help)", out, re.MULTILINE)
+    assert re.search(r"^verdict:  [a-z]+-bound", out, re.MULTILINE)
+
+
+def test_the_probe_gives_json_for_a_program(folder: Path) -> None:
+    code, out, err = run(
+        folder, "probe", "train.py:loader", "--step=train.py:step_of_batch",
+        "--json", *QUICK,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert result["transform_ms"] is None
+    assert result["batches"] == 8
+    assert result["gain"]["low"] <= result["gain"]["median"] <= result["gain"]["high"]
+
+
+@pytest.mark.parametrize(
+    "step", ["train:step", "train:step_of_batch", "train:Step", "train:Step.__call__"]
+)
+def test_a_step_takes_a_batch_or_its_items(
+    folder: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprefetch.cli.objects import load_loader, load_step
+
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    (batch, *_) = load_loader("train:make_loader")
+    if step.endswith("__call__"):  # self, batch: as many as the batch has items.
+        with pytest.raises(TypeError):
+            load_step(step)(batch)
+    else:
+        load_step(step)(batch)
+
+
+# bench #
+
+
+def test_the_benchmark_runs_without_any_data(folder: Path) -> None:
+    code, out, err = run(
+        folder, "bench", "--device=cpu", "--batches=2", "--rounds=1", "--json"
+    )
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert result["transform_ms"] > 0
+    assert result["ours_ms"] > 0
+
+
+# show #
+
+
+def test_a_picture_shows_the_samples_and_their_labels(folder: Path) -> None:
+    code, out, err = run(
+        folder, "show", "train:with_labels", "two.png", "--labels=labels.json",
+        "--samples=2", "--out=grid.png", "--device=cpu",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert out == "1 image(s), 2 samples each: grid.png\n"
+    pixels = np.asarray(Image.open(folder / "grid.png").convert("RGB")).astype(int)
+    green = (pixels[..., 1] > 200) & (pixels[..., 0] < 90) & (pixels[..., 2] < 90)
+    cyan = (pixels[..., 1] > 200) & (pixels[..., 2] > 200) & (pixels[..., 0] < 90)
+    assert green.any()
+    assert cyan.any()
+    # The flip took the box from the left half of the picture to the right one.
+    thirds = np.array_split(np.arange(pixels.shape[1]), 3)
+    for place, third in enumerate(thirds):
+        columns = np.nonzero(green[:, third].any(0))[0] / len(third)
+        assert bool(columns.mean() < 0.5) is (place == 0)
+
+
+def test_a_normalized_image_is_stretched_so_that_it_can_be_seen(folder: Path) -> None:
+    code, _, err = run(
+        folder, "show", "train.py:normalize", "two.png", "--samples=1",
+        "--out=normalized.png", "--device=cpu",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    pixels = np.asarray(Image.open(folder / "normalized.png").convert("RGB"))
+    # Red is the largest value left and right of the gap.
+    assert (pixels.reshape(-1, 3).astype(int) @ (1, -1, -1)).max() > 100
+
+
+# Mistakes #
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("probe train --step train:step", "not of the form MODULE:NAME"),
+        ("probe trian:loader --step train:step", "no module 'trian'"),
+        ("probe nope.py:loader --step train:step", "there is no file nope.py"),
+        ("probe train:loadre --step train:step", "Did you mean 'loader'?"),
+        ("probe train:number --step train:step", "train:number is a int"),
+        ("probe train:Noise.__len__ --step train:step", "__len__() failed: TypeError"),
+        ("probe train:loader --step train:number", "train:number is a int"),
+        ("probe fails:loader --step train:step", "ZeroDivisionError: division by zero"),
+        ("probe needs:loader --step train:step", "a_package_that_is_not_there"),
+        ("probe train:loader --step train:broken_step", "train.py:39)"),
+        (
+            "probe train:loader --step train:step --transform train:broken_transform",
+            "ValueError: no such images",
+        ),
+        ("probe train:loader --step train:step --inputs x", "there is no transform"),
+        ("show train:augment missing.png", "there is no file missing.png"),
+        ("show train:augment text.png", "text.png is no picture"),
+        ("show train:flat two.png", "no batch of images"),
+        ("show train:broken_transform two.png", "ValueError: no such images"),
+        ("show train:augment two.png --labels labels.json", "leave the boxes where"),
+        ("show train:with_labels two.png", "takes 'bbox_xyxy' with each image"),
+        ("show train:augment two.png --labels text.json", "is not JSON"),
+        ("show train:augment two.png --labels list.json", "holds a list"),
+        ("show train:augment two.png --labels odd.json", "have ['colour']"),
+        ("show train:augment two.png --labels short.json", "a list of 4 numbers"),
+        ("show train:augment two.png --out no/such/folder/x.png", "no/such/folder"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_and_code_2(
+    folder: Path,
+    arguments: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    words = arguments.split()
+    quick = ["--device=cpu"] + (["--batches=2"] if words[0] == "probe" else [])
+    assert main([*words, *quick]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"python -m gpuprefetch {words[0]}: error: ")
+    assert message in line
+
+
+def test_a_mistake_ends_the_real_command_in_one_line_too(folder: Path) -> None:
+    code, out, err = run(folder, "probe", "train:nope", "--step=train:step")
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line == "python -m gpuprefetch probe: error: train has no 'nope'."
+
+
+@pytest.mark.parametrize("command", ["probe", "show", "bench"])
+def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "examples:\n  python -m gpuprefetch " + command in shown
+    assert max(map(len, shown.splitlines())) <= 88

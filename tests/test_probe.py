@@ -1,0 +1,147 @@
+"""Does the probe measure what it says, and draw the right conclusion from it?"""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpuprefetch.errors import SettingError
+from gpuprefetch.probe import Effort, Gain, Probe, interval_of_median, probe
+from tests.sources import count
+
+pytestmark = pytest.mark.timeout(60)
+
+CPU = torch.device("cpu")
+SHORT = Effort(rounds=3, batches=6)
+
+
+class Slow:
+    """Takes a while for each of 12 batches."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(12):
+            time.sleep(self.seconds)
+            yield torch.full((4,), float(i))
+
+
+def rest(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+# The interval #
+
+
+@pytest.mark.parametrize(
+    ("count", "kept", "confidence"),
+    [(1, 0, 0.0), (3, 0, 0.75), (5, 0, 0.9375), (6, 0, 0.96875), (9, 1, 0.9609375)],
+)
+def test_the_interval_drops_as_many_extremes_as_it_may(
+    count: int, kept: int, confidence: float
+) -> None:
+    values = [float(value) for value in range(count)]
+    random.shuffle(values)
+    assert interval_of_median(values) == (kept, count - 1 - kept, confidence)
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
+    hits = []
+    for _ in range(2000):
+        values = [random.expovariate(1.0) for _ in range(6)]
+        low, high, confidence = interval_of_median(values)
+        hits.append(low <= 0.6931 <= high)
+    assert statistics.fmean(hits) == pytest.approx(confidence, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("gain", "answer"),
+    [
+        (Gain(1.5, 1.4, 1.6, 0.97), "helps"),
+        (Gain(1.5, 0.9, 1.6, 0.97), "does not help"),
+        (Gain(1.01, 1.005, 1.02, 0.97), "does not help"),
+        (Gain(0.99, 0.98, 0.995, 0.97), "does not help"),
+        (Gain(0.8, 0.7, 0.9, 0.97), "slower"),
+    ],
+)
+def test_a_gain_counts_if_it_shows(gain: Gain, answer: str) -> None:
+    assert gain.answer == answer
+
+
+# Measurements #
+
+
+def test_the_parts_are_measured_alone() -> None:
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        rest(0.006)
+        return x + 1
+
+    seen: list[torch.Tensor] = []
+
+    def step(x: torch.Tensor) -> None:
+        seen.append(x)
+        rest(0.003)
+
+    result = probe(Slow(0.009), step, transform, device=CPU, effort=SHORT)
+    assert result.loader_ms == pytest.approx(9, rel=0.5)
+    assert result.step_ms == pytest.approx(3, rel=0.5)
+    assert result.transform_ms == pytest.approx(6, rel=0.5)
+    # On a CPU they take turns, in either loop.
+    assert result.limit == "all parts in turn"
+    assert result.plain_ms == pytest.approx(18, rel=0.4)
+    assert result.ours_ms == pytest.approx(18, rel=0.4)
+    assert result.gain.answer != "helps" or result.gain.median < 1.5
+    assert result.verdict == "source-bound"
+    # Each batch was transformed, in both loops and in the step alone.
+    assert {float(x[0]) for x in seen} <= {float(i) for i in range(1, 13)}
+
+
+def test_a_gain_is_seen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain loop that is slow on purpose."""
+    from gpuprefetch import probe as module
+
+    move = module._Parts.move
+
+    def slow_move(parts: module._Parts, batch: torch.Tensor) -> object:
+        rest(0.01)
+        return move(parts, batch)
+
+    monkeypatch.setattr(module._Parts, "move", slow_move)
+    effort = Effort(rounds=6, batches=6)
+    result = probe(count(20), lambda x: rest(0.002), device=CPU, effort=effort)
+    assert result.gain.answer == "helps"
+    assert result.gain.median > 2
+    assert result.gain.low <= result.gain.median <= result.gain.high
+    assert result.expected_gain > 2
+    assert result.transform_ms is None
+
+
+def test_a_result_is_json() -> None:
+    result = probe(count(20), lambda x: None, device=CPU, effort=SHORT)
+    assert isinstance(result, Probe)
+    read = json.loads(json.dumps(result.as_dict()))
+    assert read["rounds"] == 3
+    assert read["batches"] == 6
+    assert read["gain"]["confidence"] == 0.75
+    assert read["answer"] in ("helps", "does not help", "slower")
+
+
+def test_the_number_of_batches_follows_from_the_time_there_is() -> None:
+    effort = Effort(rounds=1, budget_s=0.4)
+    result = probe(Slow(0.004), lambda x: rest(0.004), device=CPU, effort=effort)
+    assert 16 <= result.batches <= 30
+
+
+def test_an_empty_loader_is_refused() -> None:
+    with pytest.raises(SettingError, match="gives no batches"):
+        probe([], lambda x: None, device=CPU, effort=SHORT)
+
+
+def test_a_loader_that_can_be_iterated_once_is_refused() -> None:
+    with pytest.raises(SettingError, match="can be iterated once"):
+        probe(iter(count(9)), lambda x: None, device=CPU, effort=SHORT)
