@@ -4,7 +4,9 @@ Counted into bins, each a sixteenth of an octave wide. The mean is exact; a perc
 is off by 2.2 % at most, which is less than two runs differ by.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log2
 
 __all__ = ["Histogram", "Spread"]
@@ -63,22 +65,16 @@ class Histogram:
         """
         if self.count == 0:
             return Spread()
-        p50, p99 = self._percentile(0.5), self._percentile(0.99)
+        reached = list(accumulate(self._bins))
+        p50, p99 = (_percentile(reached, share) for share in (0.5, 0.99))
         if is_whole:
             p50, p99 = float(round(p50)), float(round(p99))
         return Spread(self._total / self.count, p50, p99, self.count)
 
-    def _percentile(self, share: float) -> float:
-        bins = self._bins.copy()
-        left = share * sum(bins)
-        for place, count in enumerate(bins):
-            left -= count
-            if count and left <= 0:
-                return _middle_of(place)
-        return _MOST
 
-
-def _middle_of(place: int) -> float:
+def _percentile(reached: list[int], share: float) -> float:
+    """Give the middle of the bin in which that share of the values is reached."""
+    place = bisect_left(reached, share * reached[-1])
     if place == 0:
         return 0.0
     return float(2.0 ** ((place + 0.5 - _SHIFT) / _BINS_PER_OCTAVE))

@@ -59,6 +59,25 @@ def _blocks() -> list[Any]:
     return found
 
 
+class _Logger:
+    """Takes numbers as TensorBoard, Weights & Biases and Prometheus do."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, float] = {}
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.numbers[tag] = float(scalar_value)
+
+    def log(self, data: dict[str, float], step: int) -> None:
+        self.numbers.update((tag, float(value)) for tag, value in data.items())
+
+    def labels(self, name: str) -> "_Logger":
+        return self
+
+    def set(self, value: float) -> None:
+        self.numbers["gauge"] = float(value)
+
+
 def _prelude() -> dict[str, Any]:
     """What the blocks may take for granted."""
     images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
@@ -78,10 +97,13 @@ def _prelude() -> dict[str, Any]:
         "augment": K.RandomRotation(45.0, p=1.0),
         "criterion": nn.CrossEntropyLoss(),
         "encoder": encoder,
+        "gauge": _Logger(),
         "head": head.to(device),
         "loader": DataLoader(list(zip(images, torch.arange(8) % 4, strict=True)), 2),
         "model": model,
         "nn": nn,
+        "run": _Logger(),
+        "writer": _Logger(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "segmentation_loader": DataLoader(with_masks, 2),
         "teacher": copy.deepcopy(model),

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import torch
@@ -31,13 +32,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: the page itself")
     options = parser.parse_args()
     sys.path.insert(0, str(_HERE))
+    # Threads of one operation wait for each other where other processes use the cores.
+    torch.set_num_threads(1)
     has_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if has_gpu else "a CPU"
     text = options.page.read_text()
     for name in SHOWN_ON_A_CPU + (NEEDING_A_GPU if has_gpu else ()):
         report = importlib.import_module(name).main()
         print(f"{name}\n{report}\n", flush=True)
-        block = f"<!-- report: {name} -->\nOn {where}:\n\n```text\n{report}\n```\n"
+        wrapped = "\n".join(
+            textwrap.fill(line, 90, subsequent_indent="    ")
+            for line in report.splitlines()
+        )
+        block = f"<!-- report: {name} -->\nOn {where}:\n\n```text\n{wrapped}\n```\n"
         pattern = rf"<!-- report: {name} -->\n.*?^```text\n.*?^```\n"
         text = re.sub(
             pattern, lambda _, block=block: block, text, flags=re.DOTALL | re.MULTILINE
