@@ -33,9 +33,6 @@ _LAST_RUN = _HERE / "LAST_RUN.json"
 # Skips that are no failure even where CUDA is required, by a part of their reason.
 _ALLOWED_SKIPS = ("needs two CUDA devices",)
 
-# These watch the order of events on the GPU, so nothing else runs beside them.
-_ALONE = ("handoff", "sync", "overlap")
-
 _TOTAL_BUDGET_S = float(os.environ.get("GPUPREFETCH_GPU_BUDGET_S", "510"))
 # Kept free for the benchmarks while tests run.
 _BENCHMARK_SHARE_S = min(240.0, 0.25 * _TOTAL_BUDGET_S)
@@ -47,6 +44,15 @@ _FORK_WARNING = "ignore:This process:DeprecationWarning"
 
 _PROMISES = ("must_reach", "fused")
 """The benchmarks that have targets."""
+
+# These watch the order of events on the GPU, or times: nothing else runs beside them.
+_ALONE = {
+    "handoff": "tests/gpu/test_handoff.py",
+    "sync": "tests/gpu/test_sync.py",
+    "overlap": "tests/gpu/test_overlap.py",
+    "statistics": "tests/gpu/test_statistics.py",
+    "diagnosis": "tests/test_examples_diagnosis.py",
+}
 
 _MOST_ATTEMPTS = 3
 _NOTHING_SELECTED = 5  # Exit status of pytest.
@@ -156,15 +162,15 @@ def _kill_group(group: int) -> None:
 
 def run_tests(run: Run) -> None:
     """Run each file of GPU tests, then the GPU's share of all other tests."""
-    for name in _ALONE:
-        _run_pytest(run, name, _FILE_LIMIT_S, f"tests/gpu/test_{name}.py")
+    for name, file in _ALONE.items():
+        _run_pytest(run, name, _FILE_LIMIT_S, file)
     # Values, types, lifetimes and the process's own memory: another process on the GPU
     # does not disturb them.
     has_xdist = importlib.util.find_spec("xdist") is not None
     side_by_side = ("-n", "12", "-p", "no:benchmark") if has_xdist else ()
     _run_pytest(
         *(run, "rest", _REST_LIMIT_S, "tests", *side_by_side),
-        *(f"--ignore=tests/gpu/test_{name}.py" for name in _ALONE),
+        *(f"--ignore={file}" for file in _ALONE.values()),
     )
 
 
