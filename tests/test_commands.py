@@ -172,6 +172,23 @@ def test_a_step_takes_a_batch_or_its_items(
         load_step(step)(batch)
 
 
+@pytest.mark.parametrize(
+    ("words", "inputs"),
+    [
+        (None, None),
+        ("image", "image"),
+        ("1", 1),
+        ("-1", -1),
+        ("image,mask", ("image", "mask")),
+        ("0,1", (0, 1)),
+    ],
+)
+def test_inputs_are_read_as_keys_or_indices(words: str | None, inputs: object) -> None:
+    from gpuprefetch.cli.probe import _parse_inputs
+
+    assert _parse_inputs(words) == inputs
+
+
 # bench #
 
 

@@ -6,6 +6,7 @@ gain that was measured, and what limits the rest.
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import torch
@@ -68,7 +69,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--inputs",
         metavar="NAME",
-        help="index or key of what the transform gets, as inputs= (default: the first)",
+        help="index or key of what the transform gets, as inputs=; several with commas "
+        "(default: the first)",
     )
     add_effort(parser)
     parser.set_defaults(command=_run)
@@ -107,20 +109,29 @@ def _run(options: argparse.Namespace) -> int:
     source = load_loader(options.loader)
     step = load_step(options.step)
     transform = options.transform and load_transform(options.transform)
-    inputs = options.inputs
-    if inputs is not None and inputs.lstrip("-").isdigit():
-        inputs = int(inputs)
+    if sys.stderr.isatty():
+        print("measuring: about a minute", file=sys.stderr)
     with running_user_code("the training loop failed"):
         result = probe(
             source,
             step,
             transform,
-            inputs=inputs,
+            inputs=_parse_inputs(options.inputs),
             device=resolve_device(options.device or default_device()),
             effort=effort_of(options),
         )
     show_probe(result, as_json=options.json)
     return 0
+
+
+def _parse_inputs(words: str | None) -> str | int | tuple[str | int, ...] | None:
+    """Read what ``inputs=`` would be: a key, an index, or a tuple of them."""
+    if words is None:
+        return None
+    names = tuple(
+        int(word) if word.lstrip("-").isdigit() else word for word in words.split(",")
+    )
+    return names if len(names) > 1 else names[0]
 
 
 def show_probe(result: Probe, *, as_json: bool) -> None:
