@@ -8,18 +8,17 @@ how many processes this is. A mark that either side does not know is not compare
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpuprefetch.errors import StateError
+from gpuprefetch.ranks import Ranks
 
 __all__ = ["describe_source", "refuse_another_source"]
 
 
 def describe_source(source: Any) -> dict[str, Any]:
     """Give the marks of a source, as values that JSON takes; reads no sample."""
-    distributed = torch.distributed
-    is_distributed = distributed.is_available() and distributed.is_initialized()
+    ranks = Ranks.current()
     marks: dict[str, Any] = {
         "kind": "iterable",
         "batches": None,
@@ -27,8 +26,8 @@ def describe_source(source: Any) -> dict[str, Any]:
         "batch_size": None,
         "sampler": None,
         "shard": None,
-        "world_size": distributed.get_world_size() if is_distributed else 1,
-        "rank": distributed.get_rank() if is_distributed else 0,
+        "world_size": ranks.world_size,
+        "rank": ranks.rank,
     }
     if not isinstance(source, DataLoader):
         marks["batches"] = _length(source)
