@@ -77,10 +77,12 @@ class Run:
 
     Args:
         scratch: Folder for reports of the single processes.
+        kept_s: Seconds that tests leave to the benchmarks.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, kept_s: float) -> None:
         self.scratch = scratch
+        self._kept_s = kept_s
         self.log_path = scratch / "gpu.log"
         self.outcomes = Outcomes()
         self._started = time.monotonic()
@@ -101,6 +103,11 @@ class Run:
         print(text, flush=True)
         self._log.write(text + "\n")
         self._log.flush()
+
+    @property
+    def seconds_for_tests(self) -> float:
+        """Of those, what tests may take."""
+        return self.seconds_left - self._kept_s
 
     def call(self, *arguments: str, limit_s: float, **environment: str) -> int | None:
         """Run Python with these arguments, its output going on as it comes.
@@ -178,7 +185,7 @@ def _run_pytest(run: Run, name: str, limit_s: float, *selection: str) -> None:
     """Run a selection; after a hang or a crash go on with the tests behind it."""
     begun: list[str] = []
     for attempt in range(_MOST_ATTEMPTS):
-        left_s = run.seconds_left - _BENCHMARK_SHARE_S
+        left_s = run.seconds_for_tests
         if left_s < 10:
             run.outcomes.fail(name, f"not begun: {run.seconds:.0f} s are over")
             return
@@ -365,7 +372,7 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument("--bench-only", action="store_true")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
-        run = Run(Path(scratch))
+        run = Run(Path(scratch), 0.0 if options.tests_only else _BENCHMARK_SHARE_S)
         must_reach: dict[str, Any] | None = None
         machine = _describe_machine(run)
         if not machine.get("gpu"):
