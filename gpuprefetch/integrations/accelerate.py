@@ -16,8 +16,13 @@ The only file that imports accelerate.
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderShard, DataLoaderStateMixin
+from accelerate.data_loader import (
+    DataLoaderShard,
+    DataLoaderStateMixin,
+    SeedableRandomSampler,
+)
 from accelerate.state import GradientState
 from accelerate.utils import synchronize_rng_states
 from torch.utils.data import DataLoader
@@ -29,7 +34,7 @@ __all__ = ["AcceleratedLoader", "prepare"]
 
 Batch = TypeVar("Batch")
 
-_STATE_KEYS = {"loader", "iteration"}
+_STATE_KEYS = {"loader", "iteration", "sampler_seed"}
 
 
 def prepare(
@@ -95,6 +100,16 @@ class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[m
         self.loader = loader
         self.gradient_state = GradientState()
         self._shard = shard
+        self._sampler: Any = shard.get_sampler()
+        # Its first pass would make one: a state that holds it fits a fresh source too.
+        if getattr(self._sampler, "generator", self) is None and self._is_seeded:
+            generator = torch.Generator().manual_seed(self._sampler.initial_seed)
+            self._sampler.generator = generator
+
+    @property
+    def _is_seeded(self) -> bool:
+        """Whether Accelerate's own sampler sets the order, by a seed and the epoch."""
+        return isinstance(self._sampler, SeedableRandomSampler)
 
     @property
     def total_batch_size(self) -> int:
@@ -133,8 +148,15 @@ class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[m
         self._shard.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Describe what the loop got so far, and the number of the pass."""
-        return {"loader": self.loader.state_dict(), "iteration": self._shard.iteration}
+        """Describe what the loop got so far, the number of the pass, and its order.
+
+        Accelerate saves the sampler's seed for iterable data sets only.
+        """
+        return {
+            "loader": self.loader.state_dict(),
+            "iteration": self._shard.iteration,
+            "sampler_seed": self._sampler.initial_seed if self._is_seeded else None,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on after the last batch that ``state`` counts.
@@ -147,10 +169,17 @@ class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[m
                 f"expected what state_dict() of an AcceleratedLoader gives, with the "
                 f"entries {sorted(_STATE_KEYS)}, got {type(state).__name__}."
             )
+        if self._is_seeded != (state["sampler_seed"] is not None):
+            raise StateError(
+                "the state was saved with another kind of sampler. Give Accelerator the "
+                "same DataLoaderConfiguration(use_seedable_sampler=...)."
+            )
         self.loader.load_state_dict(state["loader"])
+        if self._is_seeded:
+            self._sampler.initial_seed = state["sampler_seed"]
         self._shard.iteration = state["iteration"]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("loader", "_shard"):
+        if name in ("loader", "_sampler", "_shard"):
             raise AttributeError(name)
         return getattr(self.loader, name)
