@@ -171,8 +171,8 @@ class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[m
             )
         if self._is_seeded != (state["sampler_seed"] is not None):
             raise StateError(
-                "the state was saved with another kind of sampler. Give Accelerator the "
-                "same DataLoaderConfiguration(use_seedable_sampler=...)."
+                "the state was saved with another kind of sampler. Give Accelerator "
+                "the same DataLoaderConfiguration(use_seedable_sampler=...)."
             )
         self.loader.load_state_dict(state["loader"])
         if self._is_seeded:

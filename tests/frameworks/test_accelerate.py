@@ -1,5 +1,6 @@
 """Does Accelerate shard our source, and know where the loop is while we run ahead?"""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gpuprefetch import SettingError, SettingTypeError, StateError, StreamPrefetchLoader
 from gpuprefetch.integrations.accelerate import prepare
+from tests.ranks_worker import BATCH_SIZE as SHARED_BATCH
+from tests.ranks_worker import NUM_ITEMS as NUM_SHARED
+from tests.torchrun import torchrun
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -153,3 +157,29 @@ def test_accelerate_passes_over_the_loader_itself(accelerator: Accelerator) -> N
     """If it sharded it one day, the documentation should say so."""
     loader = build_loader()
     assert accelerator.prepare(loader) is loader
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_share_the_data_and_not_the_augmentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    worker = "tests/frameworks/accelerate_worker.py"
+    torchrun(worker, "--out", str(tmp_path), num_ranks=2, limit_s=100)
+    seen = [
+        json.loads((tmp_path / f"accelerate-{rank}.json").read_text())
+        for rank in (0, 1)
+    ]
+    for epoch in (0, 1):
+        one, other = (set(rank["epochs"][epoch]) for rank in seen)
+        assert one | other == set(range(NUM_SHARED))
+        # One batch is given twice, so that both have as many.
+        assert len(one & other) <= SHARED_BATCH
+    assert seen[0]["epochs"][0] != seen[0]["epochs"][1]
+    pixels = [*seen[0]["pixels"], *seen[1]["pixels"]]
+    assert len(set(pixels)) == len(pixels)
+    for rank in seen:
+        num_batches = rank["length"]
+        assert rank["ends"] == ([False] * (num_batches - 1) + [True]) * 2
+        # Without what was given twice: each item once in each epoch.
+        assert sorted(rank["gathered"]) == sorted([*range(NUM_SHARED)] * 2)
