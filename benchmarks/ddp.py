@@ -14,7 +14,6 @@ all-reduce is part of both. What the input pipeline adds is the difference.
 """
 
 import argparse
-import gc
 import json
 import os
 import statistics
@@ -30,7 +29,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import pipelines
+from benchmarks.loops import Over
 from benchmarks.machine import describe_machine
+from benchmarks.measure import in_turns, time_loop
 from benchmarks.pipelines import NUM_CLASSES, Pair
 from gpuprefetch import workloads
 
@@ -96,16 +97,15 @@ def measure(sizes: Sizes, device: torch.device) -> dict[str, list[float]]:
     )
     variants = build_variants(sizes, device)
     speeds: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(sizes.rounds):
-        names = list(variants)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            gc.collect()
-            dist.barrier()
-            speed = pipelines.steps_per_s(
-                variants[name](), step, device, steps=sizes.steps, warmup=sizes.warmup
-            )
-            speeds[name].append(_slowest(speed, device))
+    for _, name in in_turns(list(variants), sizes.rounds):
+        dist.barrier()
+        timing = time_loop(
+            lambda start=variants[name]: Over(start(), step),
+            device,
+            steps=sizes.steps,
+            warmup=sizes.warmup,
+        )
+        speeds[name].append(_slowest(timing.steps_per_s, device))
     return speeds
 
 
