@@ -27,6 +27,7 @@ from gpuprefetch import (
     StateError,
     StreamPrefetchLoader,
     SupersededError,
+    TraceError,
     TransformError,
 )
 from tests.sources import Numbers, Pair, count
@@ -43,21 +44,22 @@ def same(x: torch.Tensor) -> torch.Tensor:
 # Kinds #
 
 
-@pytest.mark.parametrize(
-    ("kind", "built_in"),
-    [
-        (SettingError, ValueError),
-        (SettingTypeError, TypeError),
-        (BatchError, TypeError),
-        (SelectionError, LookupError),
-        (TransformError, ValueError),
-        (ImageSizeError, ValueError),
-        (StateError, ValueError),
-        (SupersededError, RuntimeError),
-        (ForkedError, RuntimeError),
-        (DependencyError, ImportError),
-    ],
-)
+_KINDS: list[tuple[type[Exception], type[Exception]]] = [
+    (SettingError, ValueError),
+    (SettingTypeError, TypeError),
+    (BatchError, TypeError),
+    (SelectionError, LookupError),
+    (TransformError, ValueError),
+    (ImageSizeError, ValueError),
+    (StateError, ValueError),
+    (TraceError, ValueError),
+    (SupersededError, RuntimeError),
+    (ForkedError, RuntimeError),
+    (DependencyError, ImportError),
+]
+
+
+@pytest.mark.parametrize(("kind", "built_in"), _KINDS)
 def test_each_kind_is_ours_and_the_built_in_one(
     kind: type[Exception], built_in: type[Exception]
 ) -> None:
@@ -66,13 +68,13 @@ def test_each_kind_is_ours_and_the_built_in_one(
 
 
 def test_no_public_kind_of_error_is_missing_above() -> None:
-    kinds = [
+    public = {
         value
         for name in gpuprefetch.__all__
         if isinstance(value := getattr(gpuprefetch, name), type)
         and issubclass(value, GpuPrefetchError)
-    ]
-    assert len(kinds) == 11
+    }
+    assert public == {GpuPrefetchError, *(kind for kind, _ in _KINDS)}
 
 
 # Wrong arguments #

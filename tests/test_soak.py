@@ -1,6 +1,7 @@
 """Does the soak see memory that grows, and does it end in time?"""
 
 import itertools
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,14 @@ class _Leaky:
     """A source that keeps some pages of memory for each batch it serves."""
 
     def __init__(self) -> None:
-        self.kept: list[bytearray] = []
+        self.kept: list[mmap.mmap] = []
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for _ in range(100):
-            self.kept.append(bytearray(b"x" * 65_536))
+            # Pages of its own: Python's heap may have room for it already.
+            pages = mmap.mmap(-1, 65_536)
+            pages.write(b"x" * 65_536)
+            self.kept.append(pages)
             yield torch.ones(2)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import kornia.augmentation as K
 import pytest
@@ -293,6 +295,7 @@ def test_the_way_without_the_kernel_is_announced_once(
     monkeypatch.setattr(operator, "_warned", set())
     monkeypatch.setattr(operator, "why_not", lambda device: "it is too old")
     for index in (0, 1, 0):
-        operator._announce(torch.device("cuda", index))
-    operator._announce(torch.device("cpu"))
+        image = SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
+        operator._announce(cast(Any, image), "plan")
+    operator._announce(torch.zeros(1), "plan")
     assert [record.getMessage().count("too old") for record in caplog.records] == [1]

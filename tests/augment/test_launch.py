@@ -81,7 +81,7 @@ def test_a_second_pass_reads_the_result_of_the_first(driver: Driver) -> None:
 def test_sums_go_from_the_mean_launch_to_the_next(driver: Driver) -> None:
     plan = plan_of(*chain_of(CHAINS["seed jittered"]))
     image = image_of((3, 3, 40, 60), torch.uint8)
-    out = PlanKernel(plan)(image, Sampler(plan)(3, (40, 60), None), **HOW)
+    out = PlanKernel(plan)(image, Sampler(plan)(3, (40, 60), None), HOW)
     (tiles, mean), (_, whole) = driver.launches
     assert mean[0] == whole[0] == image.data_ptr()
     assert mean[2] == whole[2]
