@@ -9,12 +9,15 @@ idle (measured: the same speed with and without the bound).
 """
 
 import collections
+from time import perf_counter
 
 import torch
 
 from gpuprefetch.streams import Event, Stream, make_sleeping_event
 
 __all__ = ["HostLead"]
+
+_PATIENCE_S = 200e-6  # How long a thread asks before it sleeps.
 
 
 class HostLead:
@@ -40,8 +43,7 @@ class HostLead:
         """Pause while too many steps are unfinished."""
         while len(self._steps) > self._most_steps:
             step_begun = self._steps.popleft()
-            # Asked first: waiting for what has happened costs three times as much.
-            if not step_begun.query():
+            if not _fires_soon(step_begun):
                 step_begun.synchronize()
             self._spare.append(step_begun)
 
@@ -49,3 +51,16 @@ class HostLead:
         """Note that the loop's next step is about to be queued on ``consumer``."""
         event = self._spare.pop() if self._spare else make_sleeping_event(self._device)
         self._steps.append(consumer.record_event(event))
+
+
+def _fires_soon(event: Event) -> bool:
+    """Ask for a moment before the thread goes to sleep.
+
+    A core that slept is slow for a while. Where the device is hardly behind, the loop's
+    next launches would be late, and so would the device.
+    """
+    deadline_s = perf_counter() + _PATIENCE_S
+    while not event.query():
+        if perf_counter() > deadline_s:
+            return False
+    return True

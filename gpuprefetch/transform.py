@@ -21,6 +21,7 @@ from gpuprefetch.selection import Selection
 __all__ = [
     "Applies",
     "DeviceTransform",
+    "ReplayedTransform",
     "SeededTransform",
     "adapt_transform",
     "describe_transform",
@@ -43,6 +44,14 @@ class Applies(Protocol):
 
     def apply(self, batch: Any, batch_index: int) -> Any:
         """Transform one batch on the device."""
+
+
+@runtime_checkable
+class ReplayedTransform(Protocol):
+    """A transform that may know that it draws no random numbers for some inputs."""
+
+    def without_draws(self, inputs: tuple[Any, ...]) -> Callable[[], Any] | None:
+        """Give what transforms these inputs; ``None``: call it like any other."""
 
 
 class DeviceTransform:
@@ -69,6 +78,7 @@ class DeviceTransform:
         self._function = function
         # Asked once: asking a protocol takes longer than drawing the numbers.
         self._is_seeded = isinstance(function, SeededTransform)
+        self._replayed = function if isinstance(function, ReplayedTransform) else None
         self._copies_inputs = copies_inputs
         self._selection = selection
         self._seeds = seeds
@@ -98,6 +108,10 @@ class DeviceTransform:
         if self._is_seeded:
             seeded = cast(SeededTransform, self._function)
             return seeded.apply_batch(inputs, self._seeds, batch_index)
+        if self._replayed is not None:
+            replay = self._replayed.without_draws(inputs)
+            if replay is not None:
+                return replay()
         if self._copies_inputs:
             inputs = map_leaves(inputs, _clone)
         with generators_seeded(self._seeds.of_batch(batch_index), self._device):

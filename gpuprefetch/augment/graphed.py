@@ -101,6 +101,28 @@ class GraphedTransform:
             with self._lock:
                 return _replay(captured, tensors)
 
+    def without_draws(self, inputs: tuple[Any, ...]) -> Callable[[], Any] | None:
+        """Give what replays for these inputs, if no random number is drawn there.
+
+        A loader then need not set generators, which takes longer than the replay.
+
+        Returns:
+            None where there is no such graph, or not yet: call the transform itself.
+        """
+        leaves, spec = pytree.tree_flatten((inputs, {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not _is_on_cuda(tensors) or _is_capturing() or _why_not(leaves, tensors):
+            return None
+        captured = self._captured.get(_signature(self.fn, leaves, spec, tensors))
+        if captured is None or captured.draws:
+            return None
+
+        def replay() -> Any:
+            with torch.no_grad(), self._lock:
+                return _replay(captured, tensors)
+
+        return replay
+
     def _find(
         self, leaves: list[Any], spec: pytree.TreeSpec, tensors: list[Tensor]
     ) -> _Captured | None:
@@ -112,9 +134,7 @@ class GraphedTransform:
         if reason:
             self._warn_once(reason)
             return None
-        kind = (spec, _modes(self.fn), *map(_describe, leaves))
-        lengths = tuple(len(one) if one.ndim else 0 for one in tensors)
-        signature = (kind, lengths)
+        signature = kind, lengths = _signature(self.fn, leaves, spec, tensors)
         captured = self._captured.get(signature)
         if captured is not None:
             return captured
@@ -197,6 +217,14 @@ def _is_hashable(leaf: object) -> bool:
     return True
 
 
+def _signature(
+    fn: Callable[..., Any], leaves: list[Any], spec: Any, tensors: list[Tensor]
+) -> tuple[object, tuple[int, ...]]:
+    """What has to be equal for a graph to fit; first axes' lengths are on their own."""
+    kind = (spec, _modes(fn), *map(_describe, leaves))
+    return kind, tuple(len(one) if one.ndim else 0 for one in tensors)
+
+
 def _modes(fn: Callable[..., Any]) -> object:
     """What decides, besides the arguments, which work ``fn`` does."""
     autocast = torch.get_autocast_dtype("cuda")
@@ -234,6 +262,8 @@ class _Captured:
     """Recorded after the copies out of ``outputs``; the next call waits for it."""
     weights: list[Tensor]
     """Keeps the memory of the function's weights, whose addresses the graph holds."""
+    draws: bool
+    """The graph moves the device's random generator on."""
 
 
 def _capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> _Captured:
@@ -252,7 +282,9 @@ def _capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> _Captured:
             _draws_undone(device),
             _no_cast_cache(),
         ):
+            offset = _generator_offset()
             graph, returned = _record(lambda: fn(*args, **kwargs))
+            draws = _generator_offset() != offset
     results, out_spec = pytree.tree_flatten(returned)
     weights = fn.parameters() if isinstance(fn, nn.Module) else ()
     return _Captured(
@@ -264,7 +296,14 @@ def _capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> _Captured:
         results,
         _make(torch.cuda.Event),
         [weight.detach() for weight in weights],
+        draws,
     )
+
+
+def _generator_offset() -> int:
+    """How far the current device's random generator has come."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    return int(generator.get_offset())
 
 
 def _record(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

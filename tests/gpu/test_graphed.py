@@ -1,7 +1,7 @@
 """Replays of a CUDA graph: equal to eager calls, and the caller's own."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -272,3 +272,33 @@ def test_nothing_waits_for_the_device_once_captured() -> None:
     torch.cuda.set_sync_debug_mode("error")
     for x in inputs:
         graphed(x)
+
+
+def test_the_loader_knows_which_graphs_draw() -> None:
+    """Only for those it sets generators at every batch."""
+    x = torch.rand(4, 8, device=CUDA)
+    for fn, draws in ((torch.sin, False), (torch.rand_like, True)):
+        graphed = GraphedTransform(fn)
+        assert graphed.without_draws((x,)) is None
+        graphed(x)
+        replay = graphed.without_draws((x,))
+        assert (replay is None) is draws
+        if replay is not None:
+            assert torch.equal(replay(), torch.sin(x))
+        assert graphed.without_draws((x[:2],)) is None
+
+
+@pytest.mark.parametrize("fn", [torch.sin, torch.rand_like])
+def test_a_graph_gives_in_a_loader_what_the_function_gives(
+    fn: Callable[[Tensor], Tensor],
+) -> None:
+    source = [torch.rand(4, 8).pin_memory() for _ in range(10)]
+    torch.cuda.manual_seed(3)
+    before = torch.cuda.get_rng_state()
+    plain, graphed = (
+        list(StreamPrefetchLoader(source, transform, device=CUDA, seed=1))
+        for transform in (fn, GraphedTransform(fn))
+    )
+    for one, other in zip(plain, graphed, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
