@@ -33,8 +33,10 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(VENV_PYTHON) -m mypy --strict gpuprefetch
 
+# A file stays in one process: some share what is dear to start. benchmark: no timing
+# is done in here, and it warns when tests run side by side.
 unit: $(INSTALLED)
-	$(VENV_PYTHON) -m pytest $(ARGS)
+	$(VENV_PYTHON) -m pytest -n 2 --dist loadfile -p no:benchmark $(ARGS)
 
 gpu: ## GPU tests and benchmarks; writes tests/gpu/LAST_RUN.json
 	@test "$(GPU_PYTHON)" != "$(VENV_PYTHON)" || $(MAKE) --no-print-directory $(INSTALLED)

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,6 +54,9 @@ _ALONE = {
     "statistics": "tests/gpu/test_statistics.py",
     "diagnosis": "tests/test_examples_diagnosis.py",
 }
+
+_REST = "rest"
+"""All GPU tests that are in none of the files that run alone."""
 
 _MOST_ATTEMPTS = 3
 _NOTHING_SELECTED = 5  # Exit status of pytest.
@@ -167,16 +171,19 @@ def _kill_group(group: int) -> None:
 # Tests #
 
 
-def run_tests(run: Run) -> None:
+def run_tests(run: Run, parts: Collection[str]) -> None:
     """Run each file of GPU tests, then the GPU's share of all other tests."""
     for name, file in _ALONE.items():
-        _run_pytest(run, name, _FILE_LIMIT_S, file)
+        if name in parts:
+            _run_pytest(run, name, _FILE_LIMIT_S, file)
+    if _REST not in parts:
+        return
     # Values, types, lifetimes and the process's own memory: another process on the GPU
     # does not disturb them.
     has_xdist = importlib.util.find_spec("xdist") is not None
     side_by_side = ("-n", "12", "-p", "no:benchmark") if has_xdist else ()
     _run_pytest(
-        *(run, "rest", _REST_LIMIT_S, "tests", *side_by_side),
+        *(run, _REST, _REST_LIMIT_S, "tests", *side_by_side),
         *(f"--ignore={file}" for file in _ALONE.values()),
     )
 
@@ -370,6 +377,14 @@ def main(arguments: list[str] | None = None) -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--tests-only", action="store_true")
     only.add_argument("--bench-only", action="store_true")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=[*_ALONE, _REST],
+        default=[*_ALONE, _REST],
+        metavar="PART",
+        help="tests to run, of %(choices)s; the record names them",
+    )
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Path(scratch), 0.0 if options.tests_only else _BENCHMARK_SHARE_S)
@@ -379,12 +394,13 @@ def main(arguments: list[str] | None = None) -> int:
             run.say(f"torch sees no CUDA device here: {_LAST_RUN.name} is not written")
         try:
             if not options.bench_only:
-                run_tests(run)
+                run_tests(run, options.parts)
             if not options.tests_only:
                 must_reach = run_benchmarks(run)
         finally:
             # Also after Ctrl-C: what is known by then is worth keeping.
             record = _record(run, machine, must_reach)
+            record["parts"] = options.parts
             (run.scratch / _LAST_RUN.name).write_text(
                 json.dumps(record, indent=1) + "\n"
             )
