@@ -108,14 +108,10 @@ def _peak_device_bytes(device: torch.device) -> int | None:
 
 
 def _pinned_bytes(device: torch.device) -> int | None:
-    """Page-locked bytes in use, of torch's own allocator."""
+    """Page-locked bytes that torch's own allocator has taken from the driver."""
     if device.type != "cuda" or not hasattr(torch.cuda, "host_memory_stats"):
         return None
-    stats = torch.cuda.host_memory_stats()
-    for name in ("active_bytes.current", "allocated_bytes.current"):
-        if name in stats:
-            return int(stats[name])
-    return None
+    return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
 
 def _added(now: int | None, before: int | None, own: int) -> int | None:
