@@ -39,7 +39,7 @@ _LAYERS = [
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],
     ["fingerprint", "generators", "indices", "progress"],
     ["pinned", "streams", "seeding", "stats", "syncs"],
-    ["histogram", "ranges", "thresholds"],
+    ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "ranks"],
     ["containers"],
     ["errors"],

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gpuprefetch import StreamPrefetchLoader, findings, syncs, watch
+from gpuprefetch.augment import fuse
 from gpuprefetch.histogram import Spread
 from gpuprefetch.stats import LoaderStats
 from tests.fake_device import FakeDevice
@@ -92,8 +93,13 @@ def test_a_kornia_module_that_was_moved_is_found_inside_a_transform(way: Any) ->
     assert texts(findings.in_function(way(_moved("cpu")), CUDA)) == []
 
 
-def test_a_kornia_module_that_is_the_transform_is_taken_over_and_no_fault() -> None:
-    assert texts(findings.in_function(_moved(), CUDA)) == []
+@pytest.mark.parametrize(
+    "transform", [_moved(), nn.Sequential(_moved(), _moved()), fuse(_moved())]
+)
+def test_a_kornia_module_that_is_the_transform_is_taken_over_and_no_fault(
+    transform: nn.Module,
+) -> None:
+    assert texts(findings.in_function(transform, CUDA)) == []
 
 
 @pytest.mark.parametrize("way", WAYS[1:5])
