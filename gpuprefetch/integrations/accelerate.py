@@ -165,7 +165,8 @@ class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[m
             StateError: It is no state of this class, or the loader refuses its own.
         """
         if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
-            has = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            is_mapping = isinstance(state, Mapping)
+            has = sorted(map(str, state)) if is_mapping else type(state).__name__
             raise StateError(
                 "expected what state_dict() of an AcceleratedLoader gives, with the "
                 f"entries {sorted(_STATE_KEYS)}, got {has}. Pass it unchanged; the "
