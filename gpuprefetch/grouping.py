@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from gpuprefetch.ranges import COPY, HAND_OFF, TRANSFORM
 from gpuprefetch.trace import GpuWork, HostRange, Trace
 
-__all__ = [
-    "TOLERANCE_US",
-    "StepWork",
-    "find_lead",
-    "find_streams",
-    "split_batches",
-    "split_steps",
-]
+__all__ = ["StepWork", "find_lead", "find_streams", "split_batches", "split_steps"]
 
 _STEP_RANGE = "ProfilerStep#"  # What `profiler.step()` leaves in the trace.
 
@@ -30,7 +23,7 @@ _FUSED_KERNEL = "augment"  # The name of the package's own kernel.
 _COLLECTIVE = "nccl"  # Kernels of these have streams of their own.
 
 # The clocks of two engines of a GPU agree to about this.
-TOLERANCE_US = 2.0
+_TOLERANCE_US = 2.0
 # No loader is further ahead; beyond it the pairing of batches and steps is a guess.
 _MOST_STEPS_AHEAD = 16
 
@@ -276,6 +269,6 @@ def _is_ready_in_time(
 ) -> bool:
     """Tell whether no batch is still being made when the step that uses it begins."""
     return all(
-        max(work.end_us for work in group) <= step.start_us + TOLERANCE_US
+        max(work.end_us for work in group) <= step.start_us + _TOLERANCE_US
         for group, step in zip(groups, steps[lead:], strict=False)
     )

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from gpuprefetch.errors import TraceError
 from gpuprefetch.grouping import (
-    TOLERANCE_US,
     StepWork,
     find_lead,
     find_streams,
@@ -32,6 +31,8 @@ __all__ = ["BatchWork", "Gap", "Overlap", "find_overlap"]
 
 # Between two kernels of one stream lie a few microseconds in any case.
 _SMALLEST_GAP_US = 10.0
+# The clocks of two engines of a GPU agree to about this.
+_TOLERANCE_US = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,8 @@ def _lay_over(
 def _find_step_around(
     group: Sequence[GpuWork], steps: Sequence[StepWork]
 ) -> int | None:
-    begin = min(work.start_us for work in group) + TOLERANCE_US
-    end = max(work.end_us for work in group) - TOLERANCE_US
+    begin = min(work.start_us for work in group) + _TOLERANCE_US
+    end = max(work.end_us for work in group) - _TOLERANCE_US
     for step in steps:
         if step.start_us <= begin and end <= step.end_us:
             return step.index
