@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import must_reach, next_time, pipelines
+from benchmarks import next_time, pipelines
 from benchmarks.chains import imagenet_chain, jitter_chain
 from benchmarks.measure import synchronize
-from benchmarks.must_reach import Bench, Sizes
 from benchmarks.pipelines import Pair
+from benchmarks.targets import Bench, Sizes, parse_options, run_with
 from gpuprefetch import workloads
 from gpuprefetch.augment.fused import FusedAugmentation, fuse
 from gpuprefetch.augment.operator import augment
@@ -319,8 +319,8 @@ _MEASUREMENTS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; see the module's docstring."""
-    options = must_reach.parse_options("fused", __doc__ or "").parse_args(arguments)
-    return must_reach.run_with(options, replace(Sizes(), warmup=10), _MEASUREMENTS)
+    options = parse_options("fused", __doc__ or "").parse_args(arguments)
+    return run_with(options, replace(Sizes(), warmup=10), _MEASUREMENTS)
 
 
 if __name__ == "__main__":

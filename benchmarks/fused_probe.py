@@ -1,6 +1,6 @@
 """Is the fused kernel right, and how far is it from copying its output?
 
-    python benchmarks/fused_probe.py out.json [--quick]
+    python -m benchmarks.fused_probe out.json [--quick]
 
 Needs a CUDA device and the packages torch and cuda-core; Kornia is used where it can
 be imported. Prints one line per check (largest difference to the plain torch applier,
@@ -44,9 +44,6 @@ from gpuprefetch.augment.steps import (
 )
 from gpuprefetch.augment.values import Blur, Pointwise
 from gpuprefetch.augment.variant import How, Tile
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 
 DEVICE = torch.device("cuda", 0)
 NORMALIZE = Pointwise("Normalize", (4.0, 4.2, 4.4), (-2.0, -1.9, -1.8))

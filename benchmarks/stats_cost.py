@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from benchmarks import must_reach, next_time, pipelines
-from benchmarks.must_reach import Bench, Sizes
+from benchmarks import next_time, pipelines
 from benchmarks.pipelines import Pair
+from benchmarks.targets import Bench, Sizes, parse_options, run_with
 from gpuprefetch import figures
 from gpuprefetch.meter import Meter, Stage
 
@@ -117,9 +117,9 @@ def measure_training(bench: Bench) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; see the module's docstring."""
-    parser = must_reach.parse_options("stats_cost", __doc__ or "")
+    parser = parse_options("stats_cost", __doc__ or "")
     options = parser.parse_args(arguments)
-    return must_reach.run_with(options, Sizes(), (measure_next, measure_training))
+    return run_with(options, Sizes(), (measure_next, measure_training))
 
 
 if __name__ == "__main__":

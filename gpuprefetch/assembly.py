@@ -27,7 +27,7 @@ from gpuprefetch.source import SourceTraits, StartedSource
 from gpuprefetch.staging import SlotRing
 from gpuprefetch.streams import is_asynchronous
 from gpuprefetch.transfer import InlineTransfer, StreamTransfer, Transfer
-from gpuprefetch.transform import DeviceTransform
+from gpuprefetch.transform import Applies, DeviceTransform
 from gpuprefetch.watch import Watch
 
 __all__ = ["Surroundings", "open_pass"]
@@ -60,7 +60,7 @@ class PullPlan:
         return PullPlan(is_threaded, may_refill, settings.depth + extra)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What a pass finds when it starts, and what outlives it."""
 
@@ -95,35 +95,49 @@ def open_pass(
         return _begin(started, plan, around, prepare, transfer, ring=None)
     # One slot more than batches pulled: see [Note: Slot reuse].
     ring = around.resources.take_ring(plan.most_pulled + 1)
-    looked_at = transform and around.watch.looking_at(transform, around.device)
     try:
-        return _begin(
-            started,
-            plan,
-            around,
-            around.watch.looking_at_the_first(
-                StagingPreparer(
-                    ring,
-                    device=around.device,
-                    may_refill=plan.may_refill,
-                    is_threaded=plan.is_threaded,
-                    meter=around.meter,
-                ),
-                is_source_pinning=getattr(around.source, "pin_memory", None) is True,
-            ),
-            StreamTransfer(
-                around.resources.side_stream(around.device),
-                transform=looked_at,
-                ring=ring,
-                depth=around.settings.depth,
-                waits_for_source=plan.may_refill and not plan.is_threaded,
-                meter=around.meter,
-            ),
-            ring=ring,
-        )
+        pack = _packing(plan, around, ring)
+        stream = _stream_transfer(plan, around, ring, transform)
+        return _begin(started, plan, around, pack, stream, ring=ring)
     except BaseException:
         _end_pass(around.meter, around.resources, ring, None)
         raise
+
+
+def _packing(
+    plan: PullPlan, around: Surroundings, ring: SlotRing
+) -> Callable[[Any], Prepared]:
+    """Say what is done to each batch in host memory."""
+    prepare = StagingPreparer(
+        ring,
+        device=around.device,
+        may_refill=plan.may_refill,
+        is_threaded=plan.is_threaded,
+        meter=around.meter,
+    )
+    is_source_pinning = getattr(around.source, "pin_memory", None) is True
+    return around.watch.looking_at_the_first(
+        prepare, is_source_pinning=is_source_pinning
+    )
+
+
+def _stream_transfer(
+    plan: PullPlan,
+    around: Surroundings,
+    ring: SlotRing,
+    transform: DeviceTransform | None,
+) -> StreamTransfer:
+    applied: Applies | None = None
+    if transform is not None:
+        applied = around.watch.looking_at(transform, around.device)
+    return StreamTransfer(
+        around.resources.side_stream(around.device),
+        transform=applied,
+        ring=ring,
+        depth=around.settings.depth,
+        waits_for_source=plan.may_refill and not plan.is_threaded,
+        meter=around.meter,
+    )
 
 
 def _begin(

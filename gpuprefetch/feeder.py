@@ -56,10 +56,6 @@ class Feeder(Protocol):
     def drop_iterator(self) -> None:
         """Let go of the source's iterator, unless it is still in use."""
 
-    @property
-    def is_running(self) -> bool:
-        """Tell whether a thread may still be in the source's code or fill a slot."""
-
 
 class InlineFeeder:
     """Pulls in the loop's thread, each time it is asked.
@@ -88,11 +84,6 @@ class InlineFeeder:
     def drop_iterator(self) -> None:
         """Let go of the source's iterator."""
         self._puller.drop_iterator()
-
-    @property
-    def is_running(self) -> bool:
-        """Nothing runs between two calls."""
-        return False
 
 
 class ThreadFeeder:
@@ -207,7 +198,7 @@ class ThreadFeeder:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the thread has not ended yet."""
+        """Tell whether the thread may still be in the source's code or fill a slot."""
         return self._thread.is_alive()
 
 

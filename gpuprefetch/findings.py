@@ -15,6 +15,11 @@ import torch
 
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.containers import has_own_to, tensors_within
+from gpuprefetch.kinds import (
+    is_fused_module,
+    is_kornia_augmentation,
+    is_kornia_module,
+)
 from gpuprefetch.move import is_plain_dense
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.thresholds import (
@@ -58,10 +63,10 @@ def in_function(
             their random state; those that it *uses* run as they are.
         device: Where batches lie.
     """
-    if _is_kornia(function):
+    if is_kornia_module(function) or is_fused_module(function):
         return
     for used in _used_by(function):
-        if _is_kornia(used) and _draws_on(used) == device.type:
+        if is_kornia_augmentation(used) and _draws_on(used) == device.type:
             yield Finding(
                 "kornia on the device",
                 f"the transform uses Kornia's {type(used).__name__}, which was moved "
@@ -100,13 +105,6 @@ def _used_by(function: Callable[..., Any]) -> list[Any]:
         else:
             used += [value, *getattr(value, "__dict__", {}).values()]
     return used
-
-
-def _is_kornia(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module) and any(
-        kind.__module__.startswith("kornia.augmentation")
-        for kind in type(value).__mro__
-    )
 
 
 def _draws_on(module: Any) -> str:

@@ -12,13 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuprefetch.ranges import COPY, HAND_OFF, TRANSFORM
 from gpuprefetch.trace import GpuWork, HostRange, Trace
 
 __all__ = ["StepWork", "find_lead", "find_streams", "split_batches", "split_steps"]
 
-_COPY_RANGE = "gpuprefetch::copy"
-_TRANSFORM_RANGE = "gpuprefetch::transform"
-_HAND_OFF_RANGE = "gpuprefetch::hand-off"
 _STEP_RANGE = "ProfilerStep#"  # What `profiler.step()` leaves in the trace.
 
 _FUSED_KERNEL = "augment"  # The name of the package's own kernel.
@@ -78,7 +76,7 @@ def find_streams(works: Sequence[GpuWork], trace: Trace) -> tuple[int | None, in
 
 
 def _loader_ranges(trace: Trace) -> list[HostRange]:
-    return trace.ranges_named(_COPY_RANGE) + trace.ranges_named(_TRANSFORM_RANGE)
+    return trace.ranges_named(COPY) + trace.ranges_named(TRANSFORM)
 
 
 def _works_within(
@@ -144,7 +142,7 @@ def split_batches(
         (work for work in of_batches if work.launched_us is not None),
         key=lambda work: work.order_us,
     )
-    if marks := [one.start_us for one in trace.ranges_named(_COPY_RANGE)]:
+    if marks := [one.start_us for one in trace.ranges_named(COPY)]:
         groups = _split_at(launched, sorted(marks))
         return [group for group in groups[1:] if group], of_steps
     groups = _split_between_launches(launched, of_steps)
@@ -236,7 +234,7 @@ def split_steps(
 
 
 def _step_marks(trace: Trace, groups: Sequence[Sequence[GpuWork]]) -> list[float]:
-    handed = [one.start_us for one in trace.ranges_named(_HAND_OFF_RANGE)]
+    handed = [one.start_us for one in trace.ranges_named(HAND_OFF)]
     issued = [group[0].order_us for group in groups]
     stepped = [one.start_us for one in trace.ranges if one.name.startswith(_STEP_RANGE)]
     return sorted(handed or issued or stepped) or [-1.0]

@@ -210,14 +210,14 @@ class StreamPrefetchLoader(Generic[Batch]):
             started,
             transform,
             Surroundings(
-                self.source,
-                self._settings,
-                traits,
-                device,
-                self._resources,
-                progress,
-                self._figures.begin_pass(progress.epoch, device),
-                self._figures.watch,
+                source=self.source,
+                settings=self._settings,
+                traits=traits,
+                device=device,
+                resources=self._resources,
+                progress=progress,
+                meter=self._figures.begin_pass(progress.epoch, device),
+                watch=self._figures.watch,
             ),
         )
         self._passes.add(epoch)

@@ -117,12 +117,12 @@ class Meter:
         self._queue_depth = Histogram()
         self._device_bytes = 0
         # Stages #
-        self.pinning = Stage("gpuprefetch::pin", times.pin_ms)
-        self.waiting_for_source = Stage("gpuprefetch::wait")
+        self.pinning = Stage(ranges.PIN, times.pin_ms)
+        self.waiting_for_source = Stage(ranges.WAIT)
         self.waiting_for_device = Stage("")
-        self.copying = Stage("gpuprefetch::copy")
-        self.transforming = Stage("gpuprefetch::transform", times.transform_host_ms)
-        self.handing_off = Stage("gpuprefetch::hand-off")
+        self.copying = Stage(ranges.COPY)
+        self.transforming = Stage(ranges.TRANSFORM, times.transform_host_ms)
+        self.handing_off = Stage(ranges.HAND_OFF)
         # Of the newest `next` #
         self._started_s = self._ended_s = self._first_s = 0.0
         self._source_total_s = self._device_total_s = 0.0

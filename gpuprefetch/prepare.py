@@ -6,13 +6,13 @@ slot. Where a source may refill a batch before its copy is issued, all its tenso
 arrays are copied; what moves itself is the user's to copy.
 """
 
-import sys
 from typing import Any
 
 import torch
 
 from gpuprefetch.batch import leaves_of, map_leaves
 from gpuprefetch.entry import Prepared
+from gpuprefetch.kinds import is_array
 from gpuprefetch.meter import Meter
 from gpuprefetch.move import is_plain_dense
 from gpuprefetch.pinned import PinnedBuffer
@@ -39,13 +39,7 @@ def prepare_by_cloning(batch: Any) -> Prepared:
 
 def _copy_array(leaf: Any) -> Any:
     """Copy a NumPy array; return everything else as it is."""
-    return leaf.copy() if _is_array(leaf) else leaf
-
-
-def _is_array(leaf: Any) -> bool:
-    # A leaf of that class can exist only if its module has been imported.
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(leaf, numpy.ndarray)
+    return leaf.copy() if is_array(leaf) else leaf
 
 
 class StagingPreparer:
@@ -79,7 +73,7 @@ class StagingPreparer:
     def __call__(self, batch: Any) -> Prepared:
         """Prepare one batch; waits while no slot is free."""
         leaves = leaves_of(batch)
-        if self._copies_arrays and any(map(_is_array, leaves)):
+        if self._copies_arrays and any(map(is_array, leaves)):
             batch = map_leaves(batch, _copy_array)
         leaves_host = [leaf for leaf in leaves if self._needs_slot(leaf)]
         places: dict[int, StagedLeaf] = {}

@@ -12,13 +12,13 @@ slowest of its parts alone. Elsewhere they take turns, and only worker processes
 beside them.
 """
 
-import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import comb
 from statistics import median
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -297,9 +297,9 @@ class _Parts:
         """Give the ms a batch, device time included."""
         with closing(batches):
             self._run(batches, self._warmup, work)
-            started_s = time.perf_counter()
+            started_s = perf_counter()
             self._run(batches, num_batches, work)
-            return (time.perf_counter() - started_s) / num_batches * 1e3
+            return (perf_counter() - started_s) / num_batches * 1e3
 
     def _run(
         self,

@@ -11,7 +11,24 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import profiler
 
-__all__ = ["Range", "are_seen", "begin", "enable_nvtx"]
+__all__ = [
+    "COPY",
+    "HAND_OFF",
+    "PIN",
+    "TRANSFORM",
+    "WAIT",
+    "Range",
+    "are_seen",
+    "begin",
+    "enable_nvtx",
+]
+
+# Those who read traces look for these names.
+WAIT = "gpuprefetch::wait"
+PIN = "gpuprefetch::pin"
+COPY = "gpuprefetch::copy"
+TRANSFORM = "gpuprefetch::transform"
+HAND_OFF = "gpuprefetch::hand-off"
 
 
 class Range(Protocol):

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from gpuprefetch.batch import leaves_of, path_to
+from gpuprefetch.errors import SettingError, SettingTypeError
 from gpuprefetch.generators import (
     global_generators,
     put_back,
@@ -115,11 +116,16 @@ def assert_resumes_at_every_step(
     Raises:
         AssertionError: Something differs, or a state could not be loaded. The message
             names the step and the first leaf.
+        SettingError: ``epochs`` is less than 1.
+        SettingTypeError: A function cannot be sent to a fresh process.
     """
+    if epochs < 1:
+        raise SettingError(
+            f"epochs must be at least 1, got {epochs}: nothing to check."
+        )
     job = _Job(make_loader, before_epoch, epochs, torch.get_num_threads())
     with put_back(global_generators()):
         reference = _run_reference(job)
-        assert reference.saves, f"epochs={epochs}: nothing was checked"
         run = _in_processes if fresh_process else _in_this_process
         with closing(run(job, reference)) as outcomes:
             for save, outcome in zip(reference.saves, outcomes, strict=True):
@@ -141,7 +147,8 @@ def _run_reference(job: _Job) -> _Reference:
             data = _save(loader)
             reference.saves.append(_Save(epoch, len(batches), False, data))
             _draw_as_a_loop_does()
-        assert batches, "the loader yields no batch: nothing can be checked"
+        if not batches:
+            raise AssertionError("the loader yields no batch: nothing can be checked")
         reference.saves.append(_Save(epoch, len(batches), True, _save(loader)))
         reference.epochs.append(batches)
     _close(loader)
@@ -182,22 +189,27 @@ def _first_of(iterator: Iterator[Any]) -> Iterator[Any]:
         return
 
 
+# Raised by hand, here and above: `python -O` takes assert statements out, and a test
+# that cannot fail would be left.
 def _compare(save: _Save, expected: list[list[_Marks]], outcome: _Outcome) -> None:
     place = "its end" if save.is_between else f"step {save.step}"
     where = f"resumed in epoch {save.epoch} after {place}"
-    assert not isinstance(outcome, str), f"{where}: it failed\n{outcome}"
-    assert len(outcome) == len(expected), where
+    if isinstance(outcome, str):
+        raise AssertionError(f"{where}: it failed\n{outcome}")
     first = save.epoch + save.is_between
     for epoch, (left, right) in enumerate(zip(expected, outcome, strict=True), first):
         skipped = save.step if epoch == save.epoch else 0
         for number, (before, now) in enumerate(zip(left, right, strict=False), skipped):
-            assert before == now, (
-                f"{where}: batch {number} of epoch {epoch} differs; first leaf:\n"
-                + _first_difference(before, now)
+            if before != now:
+                raise AssertionError(
+                    f"{where}: batch {number} of epoch {epoch} differs; first leaf:\n"
+                    + _first_difference(before, now)
+                )
+        if len(left) != len(right):
+            raise AssertionError(
+                f"{where}: {len(right)} batches follow in epoch {epoch}, not "
+                f"{len(left)}"
             )
-        assert len(left) == len(right), (
-            f"{where}: {len(right)} batches follow in epoch {epoch}, not {len(left)}"
-        )
 
 
 def _first_difference(before: _Marks, now: _Marks) -> str:
@@ -290,7 +302,7 @@ def _in_processes(job: _Job, reference: _Reference) -> _Outcomes:
     try:
         process.start()
     except (AttributeError, pickle.PicklingError, TypeError) as error:
-        raise TypeError(
+        raise SettingTypeError(
             "make_loader and before_epoch must be picklable for a fresh process: "
             "functions at module level, or functools.partial of such. Or pass "
             f"fresh_process=False. ({error})"

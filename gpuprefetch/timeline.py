@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gpuprefetch import ranges
 from gpuprefetch.errors import SettingError, TraceError
 from gpuprefetch.grouping import StepWork
 from gpuprefetch.overlap import BatchWork, Overlap
@@ -36,8 +37,6 @@ _MEANINGS: dict[Look, str] = {
     "pack": "packing into pinned memory",
 }
 _GREY = "#606060"
-
-_PIN_RANGE = "gpuprefetch::pin"  # In the feeder's thread, where that is recorded.
 
 _DOTS_PER_INCH = 130
 _WIDTH_INCHES = 11.0
@@ -228,9 +227,10 @@ def _host_rows(trace: Trace, overlap: Overlap) -> Iterator[_Row]:
     for thread in sorted(loop, key=lambda thread: thread not in issuers):
         label = _thread_label(thread, trace, is_issuer=thread in issuers)
         yield _Row(label, tuple(loop[thread]))
+    # In the feeder's thread, where that is recorded.
     packing = [
         _Bar(one.start_us, one.end_us, None, "pack")
-        for one in trace.ranges_named(_PIN_RANGE)
+        for one in trace.ranges_named(ranges.PIN)
         if one.thread not in issuers
     ]
     if packing:

@@ -6,7 +6,6 @@ from its own generator (:class:`SeededTransform`) is given the seed; for any oth
 global generators are set and put back.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -14,6 +13,7 @@ import torch
 
 from gpuprefetch.batch import map_leaves
 from gpuprefetch.errors import TransformError
+from gpuprefetch.kinds import is_array, is_fused_module, is_kornia_module
 from gpuprefetch.move import check_on_device
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 from gpuprefetch.selection import Selection
@@ -125,9 +125,7 @@ def _check_kind(result: Any) -> None:
             "the transform returned None. Return the result; for a function that works "
             "in place, its argument."
         )
-    # A value of that class can exist only if its module has been imported.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(result, numpy.ndarray):
+    if is_array(result):
         raise TransformError(
             "the transform returned a NumPy array, which lies in host memory. A "
             "transform gets tensors on the device and must return such."
@@ -148,26 +146,11 @@ def adapt_transform(
     so does what ``augment.fuse`` returned. Neither Kornia nor the augmentation package
     is loaded for anything else.
     """
-    if not isinstance(transform, torch.nn.Module) or not (
-        _is_kornia(transform) or _is_fused(transform)
-    ):
+    if not is_kornia_module(transform) and not is_fused_module(transform):
         return transform
     from gpuprefetch.augment.seeded import adapt_kornia
 
-    return adapt_kornia(transform)
-
-
-def _is_kornia(transform: object) -> bool:
-    if type(transform) is torch.nn.Sequential:
-        return len(transform) > 0 and all(map(_is_kornia, transform))
-    return any(
-        kind.__module__.startswith("kornia.augmentation")
-        for kind in type(transform).__mro__
-    )
-
-
-def _is_fused(transform: object) -> bool:
-    return type(transform).__module__ == "gpuprefetch.augment.fused"
+    return adapt_kornia(cast(torch.nn.Module, transform))
 
 
 def describe_transform(transform: Callable[..., Any] | None) -> str:
@@ -181,10 +164,10 @@ def describe_transform(transform: Callable[..., Any] | None) -> str:
 
 def fusion_of(transform: Callable[..., Any] | None) -> str:
     """Say whether a Kornia module runs fused, or why not; empty for all else."""
-    if _is_fused(transform):
+    if is_fused_module(transform):
         return str(cast(Any, transform).summary)
-    if not isinstance(transform, torch.nn.Module) or not _is_kornia(transform):
+    if not is_kornia_module(transform):
         return ""
     from gpuprefetch.augment.eligible import describe
 
-    return describe(transform)
+    return describe(cast(torch.nn.Module, transform))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["Child", "run_script", "start_script"]
@@ -25,11 +26,16 @@ class Child:
     Use it in a ``with`` block: whatever is left of it is killed at the end.
     """
 
-    def __init__(self, script: str, *arguments: str) -> None:
+    def __init__(
+        self, script: str, *arguments: str, options: Sequence[str] = ()
+    ) -> None:
         environment = {**os.environ, "PYTHONPATH": _python_path()}
         dedented = textwrap.dedent(script)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _LISTEN_TO_CTRL_C + dedented, *arguments],
+            [
+                *(sys.executable, *options),
+                *("-c", _LISTEN_TO_CTRL_C + dedented, *arguments),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,18 +89,29 @@ class Child:
         return self.process.returncode, out, err
 
 
-def start_script(script: str, *arguments: str) -> Child:
+def start_script(script: str, *arguments: str, options: Sequence[str] = ()) -> Child:
     """Start a script in the project's root; ``tests`` can be imported from it."""
-    return Child(script, *arguments)
+    return Child(script, *arguments, options=options)
 
 
-def run_script(script: str, *arguments: str, limit_s: float = 60.0) -> str:
+def run_script(
+    script: str,
+    *arguments: str,
+    limit_s: float = 60.0,
+    options: Sequence[str] = (),
+) -> str:
     """Run a script to its end and return what it printed.
+
+    Args:
+        script: Python code; indented as a whole, if need be.
+        *arguments: What it finds in ``sys.argv``.
+        limit_s: Time that it may take.
+        options: Of the interpreter, such as ``-O``.
 
     Raises:
         AssertionError: It failed, wrote to its standard error, or took too long.
     """
-    with start_script(script, *arguments) as child:
+    with start_script(script, *arguments, options=options) as child:
         status, out, err = child.finish(limit_s)
     assert status == 0, f"exit status {status}\n--- out\n{out}\n--- err\n{err}"
     assert not err.strip(), f"wrote to standard error:\n{err}"

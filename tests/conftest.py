@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.fake_clock import FakeClock
 from tests.fake_device import FakeDevice, fake_device_from
 from tests.leaks import leaked, wait_until_gone
 
@@ -59,6 +60,12 @@ def other_device(request: pytest.FixtureRequest) -> torch.device:
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """A device whose streams and events only note what they were told."""
     return fake_device_from(monkeypatch)
+
+
+@pytest.fixture
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A clock for the loader's figures that goes only when it is told to."""
+    return FakeClock(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -184,9 +184,9 @@ def test_a_step_takes_a_batch_or_its_items(
     ],
 )
 def test_inputs_are_read_as_keys_or_indices(words: str | None, inputs: object) -> None:
-    from gpuprefetch.cli.probe import _parse_inputs
+    from gpuprefetch.cli.probe import parse_inputs
 
-    assert _parse_inputs(words) == inputs
+    assert parse_inputs(words) == inputs
 
 
 # bench #

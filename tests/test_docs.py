@@ -146,6 +146,41 @@ def _anchors(page: Path) -> set[str]:
     }
 
 
+def _map_of(folder: str) -> list[str]:
+    """Read which files the contributor's map of a folder names."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition(f"| in `{folder}` | files |\n")[2].partition("\n\n")[0]
+    assert table, folder
+    cells = "".join(line.split("|")[2] for line in table.splitlines()[1:])
+    return sorted(re.findall(r"`([^`]+)`", cells))
+
+
+def _files_of(folder: Path) -> list[str]:
+    return [path.stem for path in folder.glob("*.py")]
+
+
+def test_the_contributors_map_names_every_file_once() -> None:
+    package = ROOT / "gpuprefetch"
+    frameworks = set(_files_of(package / "integrations")) - {"__init__"}
+    folders = ["cli/", "integrations/", *frameworks]
+    assert _map_of("gpuprefetch/") == sorted(_files_of(package) + folders)
+    augment = package / "augment"
+    sources = [path.name for path in augment.glob("*.cu")]
+    assert _map_of("gpuprefetch/augment/") == sorted(_files_of(augment) + sources)
+
+
+def test_commands_of_the_pages_are_targets_and_the_test_named_there_is_one() -> None:
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M)
+    text = "".join(page.read_text() for page in PAGES)
+    commands = set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", text, re.M))
+    assert "gpu2" in commands
+    assert commands <= set(targets)
+    named = re.findall(r"(tests/\w+\.py)::(\w+)", text)
+    assert named
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text()
+
+
 def test_the_table_of_settings_is_the_signature() -> None:
     rows = re.findall(
         r"^\| `(\w+)` +\| +(?:`(\w+)`)? +\|", PAGES[0].read_text(), re.MULTILINE

@@ -3,14 +3,14 @@
 import json
 import random
 import statistics
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from gpuprefetch.errors import SettingError
 from gpuprefetch.probe import Effort, Gain, Probe, interval_of_median, probe
+from tests.fake_clock import FakeClock
 from tests.sources import count
 
 pytestmark = pytest.mark.timeout(60)
@@ -20,19 +20,15 @@ SHORT = Effort(rounds=3, batches=6)
 
 
 class Slow:
-    """Takes a while for each of 12 batches."""
+    """Works on each of 12 batches."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for i in range(12):
-            time.sleep(self.seconds)
+            self.work()
             yield torch.full((4,), float(i))
-
-
-def rest(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 # The interval #
@@ -76,44 +72,49 @@ def test_a_gain_counts_if_it_shows(gain: Gain, answer: str) -> None:
 # Measurements #
 
 
-def test_the_parts_are_measured_alone() -> None:
+def test_the_parts_are_measured_alone(fake_clock: FakeClock) -> None:
     def transform(x: torch.Tensor) -> torch.Tensor:
-        rest(0.006)
+        fake_clock.pass_ms(6)
         return x + 1
 
     seen: list[torch.Tensor] = []
 
     def step(x: torch.Tensor) -> None:
         seen.append(x)
-        rest(0.003)
+        fake_clock.pass_ms(3)
 
-    result = probe(Slow(0.009), step, transform, device=CPU, effort=SHORT)
-    assert result.loader_ms == pytest.approx(9, rel=0.5)
-    assert result.step_ms == pytest.approx(3, rel=0.5)
-    assert result.transform_ms == pytest.approx(6, rel=0.5)
+    source = Slow(lambda: fake_clock.pass_ms(9))
+    result = probe(source, step, transform, device=CPU, effort=SHORT)
+    assert result.loader_ms == pytest.approx(9, abs=0.1)
+    assert result.step_ms == pytest.approx(3, abs=0.1)
+    assert result.transform_ms == pytest.approx(6, abs=0.1)
     # On a CPU they take turns, in either loop.
     assert result.limit == "all parts in turn"
-    assert result.plain_ms == pytest.approx(18, rel=0.4)
-    assert result.ours_ms == pytest.approx(18, rel=0.4)
-    assert result.gain.answer != "helps" or result.gain.median < 1.5
+    assert result.plain_ms == pytest.approx(18, abs=0.1)
+    assert result.ours_ms == pytest.approx(18, abs=0.3)
+    assert result.gain.answer == "does not help"
     assert result.verdict == "source-bound"
     # Each batch was transformed, in both loops and in the step alone.
     assert {float(x[0]) for x in seen} <= {float(i) for i in range(1, 13)}
 
 
-def test_a_gain_is_seen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_is_seen_where_there_is_one(
+    fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A plain loop that is slow on purpose."""
     from gpuprefetch import probe as module
 
     move = module._Parts.move
 
     def slow_move(parts: module._Parts, batch: torch.Tensor) -> object:
-        rest(0.01)
+        fake_clock.pass_ms(10)
         return move(parts, batch)
 
     monkeypatch.setattr(module._Parts, "move", slow_move)
     effort = Effort(rounds=6, batches=6)
-    result = probe(count(20), lambda x: rest(0.002), device=CPU, effort=effort)
+    result = probe(
+        count(20), lambda x: fake_clock.pass_ms(2), device=CPU, effort=effort
+    )
     assert result.gain.answer == "helps"
     assert result.gain.median > 2
     assert result.gain.low <= result.gain.median <= result.gain.high
@@ -131,10 +132,16 @@ def test_a_result_is_json() -> None:
     assert read["answer"] in ("helps", "does not help", "slower")
 
 
-def test_the_number_of_batches_follows_from_the_time_there_is() -> None:
+def test_the_number_of_batches_follows_from_the_time_there_is(
+    fake_clock: FakeClock,
+) -> None:
+    def work() -> None:
+        fake_clock.pass_ms(4)
+
     effort = Effort(rounds=1, budget_s=0.4)
-    result = probe(Slow(0.004), lambda x: rest(0.004), device=CPU, effort=effort)
-    assert 16 <= result.batches <= 30
+    result = probe(Slow(work), lambda x: work(), device=CPU, effort=effort)
+    # Two loops of 8 ms a batch in 400 ms: 25 each, 3 of which warm up.
+    assert result.batches in (21, 22)
 
 
 def test_an_empty_loader_is_refused() -> None:

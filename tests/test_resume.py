@@ -16,8 +16,15 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gpuprefetch import StateError, StreamPrefetchLoader, generators
+from gpuprefetch import (
+    SettingError,
+    SettingTypeError,
+    StateError,
+    StreamPrefetchLoader,
+    generators,
+)
 from gpuprefetch.testing import assert_resumes_at_every_step
+from tests.children import run_script
 from tests.pipelines import (
     BATCH,
     SAMPLES,
@@ -470,8 +477,29 @@ def test_meta_a_loader_without_batches_proves_nothing() -> None:
         assert_resumes_at_every_step(empty, fresh_process=False)
 
 
+def test_meta_a_fault_is_seen_where_python_leaves_assert_statements_out() -> None:
+    printed = run_script(
+        """
+        from gpuprefetch.testing import assert_resumes_at_every_step
+        from tests.pipelines import make_prefetching
+
+        try:
+            assert_resumes_at_every_step(make_prefetching, fresh_process=False)
+        except AssertionError as error:
+            print(error)
+    """,
+        options=["-O"],
+    )
+    assert "resumed in epoch 0 after step" in printed
+
+
+def test_at_least_one_epoch_is_checked() -> None:
+    with pytest.raises(SettingError, match="epochs must be at least 1, got 0"):
+        assert_resumes_at_every_step(make, epochs=0)
+
+
 def test_what_cannot_travel_to_a_fresh_process_is_named() -> None:
-    with pytest.raises(TypeError, match="functions at module level"):
+    with pytest.raises(SettingTypeError, match="functions at module level"):
         assert_resumes_at_every_step(lambda: make(), epochs=1)
 
 

@@ -6,7 +6,6 @@ Each check has its counterpart: a loop without the fault, in which nothing is fo
 import functools
 import logging
 import re
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,8 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gpuprefetch import StreamPrefetchLoader, findings, syncs, watch
+from gpuprefetch.augment import fuse
 from gpuprefetch.histogram import Spread
 from gpuprefetch.stats import LoaderStats
+from tests.fake_clock import FakeClock
 from tests.fake_device import FakeDevice
 from tests.sources import Numbers, count
 
@@ -92,8 +93,13 @@ def test_a_kornia_module_that_was_moved_is_found_inside_a_transform(way: Any) ->
     assert texts(findings.in_function(way(_moved("cpu")), CUDA)) == []
 
 
-def test_a_kornia_module_that_is_the_transform_is_taken_over_and_no_fault() -> None:
-    assert texts(findings.in_function(_moved(), CUDA)) == []
+@pytest.mark.parametrize(
+    "transform", [_moved(), nn.Sequential(_moved(), _moved()), fuse(_moved())]
+)
+def test_a_kornia_module_that_is_the_transform_is_taken_over_and_no_fault(
+    transform: nn.Module,
+) -> None:
+    assert texts(findings.in_function(transform, CUDA)) == []
 
 
 @pytest.mark.parametrize("way", WAYS[1:5])
@@ -308,11 +314,11 @@ def test_the_message_can_be_silenced_as_it_says(
 
 
 def test_a_heavy_dataset_without_workers_is_told(
-    caplog: pytest.LogCaptureFixture,
+    fake_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Heavy(Numbers):
         def __getitem__(self, index: int) -> torch.Tensor:
-            time.sleep(0.004)
+            fake_clock.pass_ms(4)
             return super().__getitem__(index)
 
     list(StreamPrefetchLoader(DataLoader(Heavy(12))))
@@ -322,13 +328,14 @@ def test_a_heavy_dataset_without_workers_is_told(
 
 def test_a_pageable_batch_is_told_by_its_path(
     fake_device: FakeDevice,
+    fake_clock: FakeClock,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from gpuprefetch import prepare
 
     def slow_fill(*arguments: Any) -> Any:
-        time.sleep(0.004)
+        fake_clock.pass_ms(4)
         return fill(*arguments)
 
     fill = prepare.fill_slot
@@ -361,13 +368,8 @@ def test_waits_of_the_transform_are_looked_for_in_two_early_calls(
 
 
 def test_an_ordinary_loop_is_told_nothing(
-    fake_device: FakeDevice, caplog: pytest.LogCaptureFixture
+    fake_device: FakeDevice, fake_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def step() -> None:
-        end = time.perf_counter() + 0.005
-        while time.perf_counter() < end:
-            pass
-
     for _ in StreamPrefetchLoader(count(40), torch.neg, device=META):
-        step()
+        fake_clock.pass_ms(5)
     assert _messages(caplog) == []

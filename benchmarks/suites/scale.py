@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import pipelines
-from benchmarks.loops import Trainer
+from benchmarks.loops import Trainer, no_step
 from benchmarks.markdown import table
 from benchmarks.record import Case, Record, Value, spread
 from benchmarks.soak import Limits, Sample, Served, growth, soak
@@ -62,10 +62,6 @@ def groups(place: Place) -> Iterator[Group]:
     yield _depth_group(place, usual, size)
 
 
-def _nothing(*_: object) -> None:
-    """Train not at all."""
-
-
 def _group(
     place: Place,
     name: str,
@@ -77,7 +73,7 @@ def _group(
     return Group(
         name=name,
         batch_size=batch_size,
-        step=_nothing,
+        step=no_step,
         variants=variants,
         bound=_BARE,
         steps=steps,

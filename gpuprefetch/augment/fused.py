@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.eligible import data_keys_of, describe_members, why_one_piece
-from gpuprefetch.augment.kornia_plan import Member, is_kornia_module, read_members
+from gpuprefetch.augment.kornia_plan import Member, read_members
 from gpuprefetch.augment.labels import move_labels
 from gpuprefetch.augment.launches import count_launches
 from gpuprefetch.augment.operator import augment, register, to_unit_range
@@ -45,6 +45,7 @@ from gpuprefetch.augment.segments import (
 from gpuprefetch.augment.variant import How
 from gpuprefetch.augment.whole import change_images, run_whole
 from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
+from gpuprefetch.kinds import is_kornia_module
 
 if TYPE_CHECKING:
     from gpuprefetch.augment.kornia_adapter import KorniaTransform
@@ -201,9 +202,8 @@ class FusedAugmentation(nn.Module):
         """
         if self.runs_as_is:
             batch, channels, height, width = shape
-            sizes = ((height, width),)
             whole = (batch, channels, height, width)
-            return Parameters(whole, torch.empty(0), (params,), sizes)
+            return Parameters(whole, torch.empty(0), (params,), (whole[2:],))
         return params_from_kornia(
             self._original(), self._pieces_of_plans(), params, tuple(shape)
         )

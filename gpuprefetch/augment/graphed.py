@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gpuprefetch.augment.fused import FusedAugmentation
-from gpuprefetch.augment.kornia_plan import is_kornia_module
 from gpuprefetch.errors import SettingError, TransformError
+from gpuprefetch.kinds import is_kornia_module
 
 __all__ = ["GraphedTransform"]
 

@@ -1,9 +1,8 @@
 """Which steps does a Kornia module stand for?
 
 Kornia's classes are recognised by their qualified names; Kornia itself is not imported
-here. A member that has no step
-is kept as it is, with the reason. Only Kornia's own classes become steps: a subclass
-may have changed what they do.
+here. A member that has no step is kept as it is, with the reason. Only Kornia's own
+classes become steps: a subclass may have changed what they do.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import nn
 from gpuprefetch.augment.kornia_read import READERS, Unfusable
 from gpuprefetch.augment.steps import Step
 
-__all__ = ["Member", "is_chain", "is_kornia_module", "read_members"]
+__all__ = ["Member", "is_chain", "read_members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,6 @@ class Member:
 
 def _is_from_kornia(module: nn.Module) -> bool:
     return type(module).__module__.startswith("kornia.augmentation.")
-
-
-def is_kornia_module(module: object) -> bool:
-    """Whether this is a Kornia augmentation, a container, or a Sequential of those."""
-    if type(module) is nn.Sequential:
-        return len(module) > 0 and all(is_kornia_module(child) for child in module)
-    return isinstance(module, nn.Module) and any(
-        base.__module__.startswith("kornia.augmentation.")
-        for base in type(module).__mro__
-    )
 
 
 def is_chain(module: nn.Module) -> bool:

@@ -153,7 +153,11 @@ def run_kept(module: nn.Module, image: Tensor, drawn: Any) -> Tensor:
 
 
 def as_batch(image: Any) -> Tensor:
-    """(B, C, H, W) of one image, of (C, H, W), or of (H, W)."""
+    """(B, C, H, W) of one image, of (C, H, W), or of (H, W).
+
+    Raises:
+        BatchError: It is no tensor, or has another number of dimensions.
+    """
     if not isinstance(image, Tensor) or image.ndim not in (2, 3, 4):
         came = f"with {image.ndim} dimensions" if isinstance(image, Tensor) else ""
         raise BatchError(
@@ -192,8 +196,13 @@ def in_order(
 
 
 def check_size(piece: Segment, image: Tensor, expected: Size) -> None:
-    """The kernel trusts its numbers: a window beyond the image would read strange
-    memory."""
+    """Refuse images of another size than the numbers of a segment were drawn for.
+
+    The kernel trusts its numbers: a window beyond the image would read strange memory.
+
+    Raises:
+        TransformError: The sizes differ.
+    """
     size = tuple(image.shape[-2:])
     if size != expected:
         raise TransformError(

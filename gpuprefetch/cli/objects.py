@@ -33,7 +33,11 @@ class CommandError(GpuPrefetchError, RuntimeError):
 
 @contextmanager
 def running_user_code(what: str) -> Iterator[None]:
-    """Turn an error of the user's code into one line; ours pass as they are."""
+    """Turn an error of the user's code into one line; ours pass as they are.
+
+    Raises:
+        CommandError: Names ``what`` was done, the error, and its place.
+    """
     try:
         yield
     except GpuPrefetchError:
@@ -47,7 +51,11 @@ def running_user_code(what: str) -> Iterator[None]:
 
 
 def load_loader(reference: str) -> Iterable[Any]:
-    """Load a DataLoader or another iterable; a function or class is called for it."""
+    """Load a DataLoader or another iterable; a function or class is called for it.
+
+    Raises:
+        CommandError: There is no such object, or it gives no batches.
+    """
     value = _load(reference)
     if isinstance(value, type) or not _is_iterable(value):
         if not callable(value):
@@ -71,7 +79,11 @@ def _is_iterable(value: Any) -> bool:
 
 
 def load_step(reference: str) -> Callable[[Any], object]:
-    """Load a training step: a function of a batch, or of the batch's items."""
+    """Load a training step: a function of a batch, or of the batch's items.
+
+    Raises:
+        CommandError: There is no such object, or it cannot be called.
+    """
     step = _instance(reference)
     if _count_required(step) <= 1:
         return step
@@ -92,7 +104,11 @@ def _count_required(function: Callable[..., Any]) -> int:
 
 
 def load_transform(reference: str) -> Callable[..., Any]:
-    """Load a function or a module; a class is made into an instance."""
+    """Load a function or a module; a class is made into an instance.
+
+    Raises:
+        CommandError: There is no such object, or it cannot be called.
+    """
     return _instance(reference)
 
 

@@ -22,7 +22,14 @@ from gpuprefetch.cli.table import format_table
 from gpuprefetch.probe import Effort, Probe, probe
 from gpuprefetch.settings import resolve_device
 
-__all__ = ["add_effort", "add_to", "effort_of", "format_probe", "show_probe"]
+__all__ = [
+    "add_effort",
+    "add_to",
+    "effort_of",
+    "format_probe",
+    "parse_inputs",
+    "show_probe",
+]
 
 _DESCRIPTION = """\
 Measures your training loop as it is and behind StreamPrefetchLoader, in turns, and says
@@ -116,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
             source,
             step,
             transform,
-            inputs=_parse_inputs(options.inputs),
+            inputs=parse_inputs(options.inputs),
             device=resolve_device(options.device or default_device()),
             effort=effort_of(options),
         )
@@ -124,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parse_inputs(words: str | None) -> str | int | tuple[str | int, ...] | None:
+def parse_inputs(words: str | None) -> str | int | tuple[str | int, ...] | None:
     """Read what ``inputs=`` would be: a key, an index, or a tuple of them."""
     if words is None:
         return None

@@ -165,9 +165,12 @@ class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[m
             StateError: It is no state of this class, or the loader refuses its own.
         """
         if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
+            is_mapping = isinstance(state, Mapping)
+            has = sorted(map(str, state)) if is_mapping else type(state).__name__
             raise StateError(
-                f"expected what state_dict() of an AcceleratedLoader gives, with the "
-                f"entries {sorted(_STATE_KEYS)}, got {type(state).__name__}."
+                "expected what state_dict() of an AcceleratedLoader gives, with the "
+                f"entries {sorted(_STATE_KEYS)}, got {has}. Pass it unchanged; the "
+                "state of the loader inside goes to prepared.loader.load_state_dict()."
             )
         if self._is_seeded != (state["sampler_seed"] is not None):
             raise StateError(

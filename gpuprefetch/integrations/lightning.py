@@ -49,7 +49,11 @@ class LightningLoader(StreamPrefetchLoader[Batch]):
         return self._state_behind or super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on after the last batch that ``state`` counts."""
+        """Let the next pass go on after the last batch that ``state`` counts.
+
+        Raises:
+            StateError: As in :class:`StreamPrefetchLoader`.
+        """
         super().load_state_dict(state)
         self._state_behind = None
 

@@ -6,7 +6,7 @@ The oracle is Kornia, or what the caller put in Kornia's place.
 from __future__ import annotations
 
 import io
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import kornia.augmentation as K
 import pytest
@@ -237,11 +237,8 @@ def test_threads_do_not_mix_up_what_kornia_moves() -> None:
             ):
                 wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert wrong == []
 
 

@@ -209,13 +209,13 @@ def _run_pytest(run: Run, name: str, limit_s: float, *selection: str) -> None:
         if attempt > 0 and status == _NOTHING_SELECTED:
             return
         events = [json.loads(line) for line in report.read_text().splitlines()]
-        is_cut_off = _add_events(run.outcomes, name, status, events)
+        is_cut_off = add_events(run.outcomes, name, status, events)
         if not is_cut_off:
             return
         begun += [event["name"] for event in events if event["event"] == "start"]
 
 
-def _add_events(
+def add_events(
     outcomes: Outcomes, name: str, status: int | None, events: list[dict[str, Any]]
 ) -> bool:
     """Note what one process wrote; see ``reporting.py``.
@@ -287,7 +287,7 @@ def run_benchmarks(run: Run) -> dict[str, Any]:
 # Record #
 
 
-def _describe_machine(run: Run) -> dict[str, Any]:
+def describe_machine(run: Run) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.machine"]
     try:
         finished = subprocess.run(
@@ -389,7 +389,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Path(scratch), 0.0 if options.tests_only else _BENCHMARK_SHARE_S)
         must_reach: dict[str, Any] | None = None
-        machine = _describe_machine(run)
+        machine = describe_machine(run)
         if not machine.get("gpu"):
             run.say(f"torch sees no CUDA device here: {_LAST_RUN.name} is not written")
         try:

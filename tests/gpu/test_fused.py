@@ -4,9 +4,9 @@ One launch, one copy of numbers, and no waiting per batch are promises, so they 
 counted here, with torch's profiler and its synchronization debug mode.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import kornia.augmentation as K
@@ -269,11 +269,8 @@ def test_threads_share_one_fused_module() -> None:
                 wrong.append(index)
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert wrong == []
 
 

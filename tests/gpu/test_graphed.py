@@ -1,7 +1,7 @@
 """Replays of a CUDA graph: equal to eager calls, and the caller's own."""
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -137,11 +137,8 @@ def test_threads_take_turns() -> None:
             if not torch.allclose(came, expected[index], atol=1e-5):
                 wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert wrong == []
 
 

@@ -126,7 +126,7 @@ def test_pageable_batches_show_as_packing(background: bool) -> None:
     assert stats.pinned_bytes > 0
 
 
-def test_nothing_is_waited_for(pause_ms: float) -> None:
+def test_nothing_is_waited_for() -> None:
     """Figures included: they are read while the device is far behind."""
     loader = StreamPrefetchLoader(_pinned(200), _brief, device=CUDA)
     batches = iter(loader)
@@ -137,7 +137,7 @@ def test_nothing_is_waited_for(pause_ms: float) -> None:
         for _ in range(100):
             next(batches)
             pause_device()
-            assert loader.stats().stall_ms.count >= 0
+            loader.stats()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert loader.stats().stall_ms.count > 30

@@ -41,7 +41,7 @@ def run_tests(run: Run, device: str) -> None:
         GPUPREFETCH_GPU2_DEVICE=device,
     )
     events = [json.loads(line) for line in report.read_text().splitlines()]
-    one_gpu._add_events(run.outcomes, "gpu2", status, events)
+    one_gpu.add_events(run.outcomes, "gpu2", status, events)
     if device == "cuda":
         for skip in run.outcomes.skips:
             run.outcomes.fail(skip["name"], f"skipped: {skip['reason']}")
@@ -132,12 +132,19 @@ def summarize(run: Run, found: dict[str, Any]) -> None:
     )
 
 
-def keep(run: Run, out: Path | None, *, is_real: bool) -> None:
-    """Copy what is worth keeping out of the scratch folder."""
-    if is_real:
+def keep(run: Run, out: Path | None, *, gpu: str | None) -> None:
+    """Copy what is worth keeping out of the scratch folder.
+
+    Args:
+        run: What was run.
+        out: Gets a copy of everything.
+        gpu: Name of the GPUs, for the committed records; ``None``: there is no record.
+    """
+    if gpu is not None:
         shutil.copy(run.scratch / _LAST_RUN.name, _LAST_RUN)
         if (run.scratch / "ddp.json").exists():
-            shutil.copy(run.scratch / "ddp.json", _RESULTS / "ddp--nvidia-h200-x2.json")
+            name = f"ddp--{gpu.lower().replace(' ', '-')}-x2.json"
+            shutil.copy(run.scratch / "ddp.json", _RESULTS / name)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for name in (_LAST_RUN.name, "ddp.json", "gpu.log"):
@@ -157,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(Path(scratch))
-        machine = one_gpu._describe_machine(run)
+        machine = one_gpu.describe_machine(run)
         bench: dict[str, Any] | None = None
         try:
             if not options.bench_only:
@@ -172,7 +179,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
             is_real = options.device == "cuda" and not options.tiny
             has_both = (machine.get("num_gpus") or 0) >= 2
-            keep(run, options.out, is_real=is_real and has_both)
+            gpu = str(machine.get("gpu")) if is_real and has_both else None
+            keep(run, options.out, gpu=gpu)
             summarize(run, found)
     return 0 if is_good(found) else 1
 
