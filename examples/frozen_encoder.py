@@ -5,6 +5,9 @@
 The encoder is the ``transform``: batch n+1 is encoded on the side stream while the head
 trains on batch n. It runs without gradients; what the loop gets are features. Its
 weights must not change during a pass (see docs/hand-off.md).
+
+On a GPU and with small batches an encoder's launches take longer than its work. Then
+``transform=GraphedTransform(encode)`` replays them as one (see docs/augmentation.md).
 """
 
 import torch
