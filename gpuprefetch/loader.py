@@ -79,8 +79,9 @@ class StreamPrefetchLoader(Generic[Batch]):
         device: Where batches go. ``None``: the accelerator that is current when a pass
             starts, or the CPU where there is none.
         depth: Most batches pulled from the source, or in flight on the device, and not
-            yet yielded; at least 1. With 1 no copy and no transform overlaps the loop's
-            step. From a DataLoader with workers two more are pulled into host memory.
+            yet yielded; at least 1. With 1 a batch is issued when the loop asks for it:
+            it overlaps the step only while the device is behind the loop. From a
+            DataLoader with workers two more are pulled into host memory.
         background: Pull the source in a thread. ``None``: if it is a DataLoader with
             workers.
         seed: Base of the transform's random numbers. An int: every epoch differs, and a

@@ -223,7 +223,7 @@ def _tables(record: Record) -> dict[str, str]:
     return tables
 
 
-_SHOWN = (SERIAL, PIPELINED, OURS, GRAPHED, BOUND)
+_SHOWN = (SERIAL, PIPELINED, OURS, GRAPHED_SERIAL, GRAPHED, BOUND)
 
 
 def _plots(record: Record, folder: Path) -> None:
