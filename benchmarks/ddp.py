@@ -19,7 +19,6 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from benchmarks.loops import Over
 from benchmarks.machine import describe_machine
 from benchmarks.measure import in_turns, time_loop
 from benchmarks.pipelines import NUM_CLASSES, Pair
+from benchmarks.targets import TINY, Figure, Sizes
 from gpuprefetch import workloads
 
 # What is held to targets.
@@ -43,21 +43,8 @@ _LEAST_OF_BOUND = 0.97
 _LEAST_OF_SCALING = 0.97
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How large and how long the measurements are."""
-
-    image_size: int = 256
-    batch_size: int = 32
-    steps: int = 100
-    """In one timed region, over batches in memory and over a DataLoader."""
-    warmup: int = 20
-    rounds: int = 4
-    num_workers: int = 8
-    """Of each rank."""
-
-
-_TINY = Sizes(32, 2, steps=4, warmup=2, rounds=2, num_workers=1)
+# As many steps over a DataLoader as over batches in memory; workers are of each rank.
+_SIZES = Sizes(steps=100, rounds=4)
 
 Variants = dict[str, Callable[[], Iterator[Pair]]]
 
@@ -125,7 +112,7 @@ def run_rank(options: argparse.Namespace) -> None:
     device = torch.device(
         options.device, local_rank if options.device == "cuda" else None
     )
-    sizes = _TINY if options.tiny else Sizes()
+    sizes = TINY if options.tiny else _SIZES
     speeds = measure(sizes, device)
     if dist.get_rank() == 0:
         report = {"num_ranks": dist.get_world_size(), "steps_per_s": speeds}
@@ -139,15 +126,8 @@ def run_rank(options: argparse.Namespace) -> None:
 def _figure(
     name: str, samples: list[float], unit: str, at_least: float | None = None
 ) -> dict[str, Any]:
-    value = statistics.median(samples)
-    return {
-        "name": name,
-        "value": round(value, 4),
-        "unit": unit,
-        "at_least": at_least,
-        "passed": None if at_least is None else value >= at_least,
-        "samples": [round(sample, 4) for sample in samples],
-    }
+    median = statistics.median(samples)
+    return Figure(name, median, unit, at_least, samples=samples).to_json()
 
 
 def join_runs(

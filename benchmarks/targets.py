@@ -25,7 +25,7 @@ from benchmarks.pipelines import Pair
 from benchmarks.record import spread
 from gpuprefetch import workloads
 
-__all__ = ["Bench", "Figure", "Sizes", "parse_options", "run", "run_with"]
+__all__ = ["TINY", "Bench", "Figure", "Sizes", "parse_options", "run", "run_with"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Sizes:
     overhead_rounds: int = 6
 
 
-_TINY = Sizes(
+TINY = Sizes(
     32,
     2,
     steps=4,
@@ -256,7 +256,7 @@ def run_with(
         or torch.device("cpu")
     )
     if options.tiny:
-        sizes = _TINY
+        sizes = TINY
     if options.rounds:
         sizes = replace(sizes, rounds=options.rounds)
     report = run(device, sizes, options.budget_s, measurements)

@@ -8,17 +8,18 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import ddp
+from benchmarks.targets import TINY
 
 
 def test_one_rank_measures_every_pipeline() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        speeds = ddp.measure(ddp._TINY, torch.device("cpu"))
+        speeds = ddp.measure(TINY, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
     assert set(speeds) >= {"bound", ddp._HELD}
     for samples in speeds.values():
-        assert len(samples) == ddp._TINY.rounds
+        assert len(samples) == TINY.rounds
         assert min(samples) > 0
 
 
