@@ -154,8 +154,8 @@ def _check_values(state: Mapping[str, Any]) -> None:
     for entries, expected in ((state, _VALUES), (origin, in_origin)):
         for name, kind in expected.items():
             value: Any = entries.get(name)
-            is_counter = name in ("epoch", "yielded")
-            if not isinstance(value, kind) or (is_counter and value < 0):
+            is_right = isinstance(value, kind)
+            if not is_right or (name in ("epoch", "yielded") and value < 0):
                 raise StateError(
                     f"the state's entry {name!r} is {str(value)[:40]!r}, and not what "
                     "state_dict() gives. Pass its result unchanged."

@@ -60,8 +60,8 @@ def prepare(
 
     Raises:
         SettingTypeError: The source is no bare DataLoader.
-        SettingError: It was prepared before; or Accelerate would dispatch the batches of this source from one
-            process, as it does for iterable data sets.
+        SettingError: It was prepared before; or Accelerate would dispatch the batches
+            of this source from one process, as it does for iterable data sets.
     """
     source: Any = loader.source
     if not isinstance(source, DataLoader) or hasattr(source, "base_dataloader"):
@@ -89,8 +89,8 @@ def prepare(
             "all processes from one. Pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(dispatch_batches=False))."
         )
-    loader.source = shard.base_dataloader
-    _prepared.add(loader.source)
+    loader.source = part = shard.base_dataloader
+    _prepared.add(part)
     return AcceleratedLoader(loader, shard)
 
 
