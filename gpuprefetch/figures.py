@@ -1,7 +1,7 @@
 """What does a loader remember of its passes, for ``stats()`` and ``report()``?
 
-The meters of the newest pass and of the one before it, and what the first batches of
-any pass showed.
+The meters of the passes that run and of the last one that ended, and what the first
+batches of any pass showed.
 """
 
 import weakref
@@ -34,7 +34,10 @@ class Figures:
         self._source = source
         self._settings = settings
         self._resources = resources
-        self._newest = self._before = Meter()
+        nothing = Meter()
+        nothing.is_over = True
+        # In the order of their starts: the newest that has ended, and all that run.
+        self._meters = [nothing]
         self.watch = Watch()
         # Read once a pass: a module's settings may lie on the device, and reading
         # those waits for it.
@@ -42,22 +45,26 @@ class Figures:
 
     def begin_pass(self, epoch: int, device: torch.device) -> Meter:
         """Give the meter of a pass that is about to start."""
-        self._before = self._newest
         # Weakly: the feeder's thread knows the meter, and must not keep the user's
         # transform alive, which may refer to the pass.
         look = weakref.WeakMethod(self._look_at_first_batches)
-        self._newest = Meter(epoch, device, look)
+        newest = Meter(epoch, device, look)
+        ended = self._newest_ended()
+        kept = [m for m in self._meters if m is ended or not m.is_over]
+        self._meters = [*kept, newest]
         self._texts = self._read_texts()
         self.watch.look_at_function(self._settings.function, device)
-        return self._newest
+        return newest
+
+    def _newest_ended(self) -> Meter:
+        return [meter for meter in self._meters if meter.is_over][-1]
 
     def _look_at_first_batches(self, meter: Meter) -> None:
         self.watch.look_at_figures(self._freeze(meter))
 
     def stats(self, *, finished: bool) -> LoaderStats:
         """Freeze the figures of the newest pass, or of the last one that has ended."""
-        is_running = not self._newest.is_over
-        return self._freeze(self._before if finished and is_running else self._newest)
+        return self._freeze(self._newest_ended() if finished else self._meters[-1])
 
     def _freeze(self, meter: Meter) -> LoaderStats:
         text, fusion = self._texts or self._read_texts()

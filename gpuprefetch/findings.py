@@ -4,11 +4,13 @@ Pure functions: each gives what it found. When they are asked, and what is done 
 the answer, is ``watch``'s to know.
 """
 
+import contextlib
 import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -98,13 +100,23 @@ def _used_by(function: Callable[..., Any]) -> list[Any]:
         elif inspect.ismethod(value):
             waiting += [value.__func__, value.__self__]
         elif inspect.isfunction(value):
-            variables = inspect.getclosurevars(value)
-            named = (*variables.nonlocals.values(), *variables.globals.values())
+            named = _named_by(value)
             used += [one for one in named if not isinstance(one, torch.nn.Module)]
             waiting += [one for one in named if isinstance(one, torch.nn.Module)]
         else:
             used += [value, *getattr(value, "__dict__", {}).values()]
     return used
+
+
+def _named_by(function: FunctionType) -> list[Any]:
+    """List the variables of a function that are not its own."""
+    known = function.__globals__
+    named = [known[name] for name in function.__code__.co_names if name in known]
+    for cell in function.__closure__ or ():
+        # Empty while nothing was assigned; inspect.getclosurevars would raise.
+        with contextlib.suppress(ValueError):
+            named.append(cell.cell_contents)
+    return named
 
 
 def _draws_on(module: Any) -> str:

@@ -201,10 +201,12 @@ class StreamPrefetchLoader(Generic[Batch]):
             replay=self._settings.replay,
             is_threaded=self._settings.background is True,
         )
-        progress.origin, progress.is_started = origin, True
+        goes_on, progress.is_started = progress.is_started, True
+        progress.origin = origin
         # After that, so that the sample order is that of the bare loader.
         transform = self._device_transform(device, traits, progress, generator_before)
-        if traits.keeps_state and progress.source_state is None:
+        if traits.keeps_state and (not goes_on or progress.source_state is None):
+            # Not that of the end of the last pass: starting may have drawn an order.
             progress.source_state = state_at_start(self.source)
         self._progress = progress
         epoch: Epoch[Batch] = open_pass(

@@ -4,12 +4,13 @@ A stage is timed with ``with meter.copying:``, which also shows it to a profiler
 it together takes about 5 us a batch. Nothing here waits for the device: timing events
 are asked whether they are done, and read then; see [Note: Which batches count].
 
-Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source, all
-else to the loop's. Memory is bounded, however long a pass is.
+Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source,
+``snapshot`` to any, all else to the loop's. Memory is bounded, however long a pass is.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -133,6 +134,8 @@ class Meter:
         self._copy: _TimedCopy | None = None
         # Recorded, oldest first; taken out when their last event has fired.
         self._pending: deque[_TimedCopy | _TimedStall] = deque()
+        # Held by whoever takes from there: the loop, or a thread that asks for figures.
+        self._reading = Lock()
         # Fired, to be recorded again: making an event takes longer.
         self._spare: list[TimingEvent] = []
 
@@ -244,10 +247,15 @@ class Meter:
         ) < _MOST_PENDING
 
     def _read_fired(self) -> None:
-        while self._pending and self._pending[0].has_fired():
-            timed = self._pending.popleft()
-            timed.read_into(self._times)
-            self._spare += timed.events()
+        if not self._reading.acquire(blocking=False):
+            return  # Somebody is at it.
+        try:
+            while self._pending and self._pending[0].has_fired():
+                timed = self._pending.popleft()
+                timed.read_into(self._times)
+                self._spare += timed.events()
+        finally:
+            self._reading.release()
 
     # The record #
 

@@ -112,13 +112,15 @@ def save_figure(figure: Any, path: Path, *, dots_per_inch: int) -> None:
         dots_per_inch: Of formats that have pixels.
 
     Raises:
-        SettingError: matplotlib does not know the format.
+        SettingError: There is no suffix, or matplotlib does not know the format.
         OSError: The file cannot be written.
     """
     known = figure.canvas.get_supported_filetypes()
-    if path.suffix and path.suffix[1:].lower() not in known:
+    # Without one, matplotlib would write a file of another name.
+    if path.suffix[1:].lower() not in known:
         raise SettingError(
-            f"{path}: pictures cannot be written as {path.suffix!r}. Choose one of "
+            f"{path}: pictures cannot be written as {path.suffix!r}. Name a file such "
+            f"as picture.png; its suffix is one of "
             f"{', '.join(sorted(known))}."
         )
     figure.savefig(path, dpi=dots_per_inch)

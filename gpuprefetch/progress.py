@@ -11,6 +11,7 @@ the batches that were yielded are passed over (see ``source``).
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import UnionType
 from typing import Any
 
 from gpuprefetch.errors import StateError
@@ -116,6 +117,7 @@ class Progress:
                 f"{type(state).__name__}. Save it again with the version in use."
             )
         _check_entries(state, Progress().to_state().keys(), _VERSION)
+        _check_values(state)
         fields = {key: state[key] for key in state if key != "version"}
         if fields["origin"] is not None:
             fields["origin"] = Origin(**fields["origin"])
@@ -126,8 +128,38 @@ def _check_entries(state: Mapping[str, Any], expected: Any, version: int) -> Non
     if state.keys() != set(expected):
         raise StateError(
             f"a state of version {version} has the entries {sorted(expected)}, "
-            f"got {sorted(state)}. Pass what state_dict() gave, unchanged."
+            f"got {sorted(map(str, state))}. Pass what state_dict() gave, unchanged."
         )
+
+
+_VALUES: dict[str, type | UnionType] = {
+    "epoch": int,
+    "yielded": int,
+    "seed": int | None,
+    "base_seed": int | None,
+    "is_started": bool,
+    "origin": Mapping | None,
+    "set_epochs": Mapping,
+    "source": Mapping,
+}
+_VALUES_OF_ORIGIN: dict[str, type | UnionType] = {
+    "generators": Mapping,
+    "continues_workers": bool,
+}
+
+
+def _check_values(state: Mapping[str, Any]) -> None:
+    origin = state["origin"]
+    in_origin = {} if origin is None else _VALUES_OF_ORIGIN
+    for entries, expected in ((state, _VALUES), (origin, in_origin)):
+        for name, kind in expected.items():
+            value: Any = entries.get(name)
+            is_right = isinstance(value, kind)
+            if not is_right or (name in ("epoch", "yielded") and value < 0):
+                raise StateError(
+                    f"the state's entry {name!r} is {str(value)[:40]!r}, and not what "
+                    "state_dict() gives. Pass its result unchanged."
+                )
 
 
 # Version 1 kept torch's generator alone, as a tensor, and nothing about the source.

@@ -41,7 +41,8 @@ def report_on(stats: LoaderStats) -> Report:
         f"memory: {_memory(stats)}",
     ]
     lines += [f"note: {note}" for note in stats.notes]
-    return Report("\n".join(lines))
+    # A class or a key may have any name, even one of two lines.
+    return Report("\n".join(" ".join(line.split()) for line in lines))
 
 
 def _volume(stats: LoaderStats) -> str:

@@ -4,7 +4,7 @@ A state that would give other samples or other pixels than the run that saved it
 refused, with the reason.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuprefetch.errors import StateError
@@ -96,13 +96,27 @@ def _check_repeatable(source: Any, traits: SourceTraits, replay: bool | None) ->
 
 
 def _check_generators(progress: Progress, parts: PartsOfSource) -> None:
-    saved = {} if progress.origin is None else progress.origin.generators
-    for name in saved:
-        is_samplers = name.startswith("source.") and not name.startswith(
-            "source.dataset"
+    if progress.origin is None:
+        return
+    saved = _of_samplers(progress.origin.generators)
+    current = _of_samplers(parts.generators)
+    for name in sorted(saved - current):
+        raise StateError(
+            f"the state holds a random generator {name}, and this source has none "
+            "there: its order would be another. Build the source in the same way."
         )
-        if is_samplers and name not in parts.generators:
-            raise StateError(
-                f"the state holds a random generator {name}, and this source has none "
-                "there: its order would be another. Build the source in the same way."
-            )
+    for name in sorted(current - saved):
+        raise StateError(
+            f"this source has a random generator {name}, and the one over which the "
+            "state was saved had none there: its order was another. Build the source "
+            "in the same way."
+        )
+
+
+def _of_samplers(names: Iterable[str]) -> set[str]:
+    """Choose the generators that set the order; others move as samples are loaded."""
+    return {
+        name
+        for name in names
+        if name.startswith("source.") and not name.startswith("source.dataset")
+    }

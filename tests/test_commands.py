@@ -9,9 +9,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gpuprefetch.cli.app import main
@@ -70,6 +72,46 @@ def flat(images):
     return images.flatten(1)
 
 
+def step_of_nothing():
+    pass
+
+
+def step_by_name(*, batch):
+    pass
+
+
+def step_of_three(x, y, z):
+    pass
+
+
+def stop(batch):
+    raise StopIteration
+
+
+def leave(batch):
+    raise SystemExit(0)
+
+
+def make_dicts():
+    return [{"x": 1, "y": 2}] * 20
+
+
+def talking_step(batch):
+    print("loss", 3.0)
+
+
+def pairs(images):
+    return images[:, :2]
+
+
+def first(images):
+    return images[:1]
+
+
+def nothing(images):
+    return images[:, :, :0]
+
+
 number = 3
 augment = nn.Sequential(K.RandomRotation(30.0, p=1.0), K.RandomHorizontalFlip(p=1.0))
 normalize = K.Normalize(0.5, 0.1)
@@ -86,6 +128,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "train.py").write_text(TRAIN)
     (path / "fails.py").write_text("import torch\n1 / 0\n")
     (path / "needs.py").write_text("import a_package_that_is_not_there\n")
+    (path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (path / "wrong.py").write_text("x = 1\ndef f(:\n")
     pixels = np.zeros((40, 60, 3), dtype=np.uint8)
     pixels[:, :30] = (200, 40, 40)
     Image.fromarray(pixels).save(path / "two.png")
@@ -94,6 +138,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.fromarray(mask).save(path / "mask.png")
     entry = {"boxes": [[5, 10, 24, 29]], "keypoints": [[15, 20]], "mask": "mask.png"}
     (path / "labels.json").write_text(json.dumps({"two.png": entry}))
+    (path / "name.json").write_text('{"two.png": {"mask": 5}}')
+    Image.fromarray(np.full((40, 60), 300, dtype=np.uint16)).save(path / "deep.png")
+    (path / "deep.json").write_text('{"two.png": {"mask": "deep.png"}}')
     (path / "text.json").write_text("not json")
     (path / "list.json").write_text("[1]")
     (path / "odd.json").write_text('{"two.png": {"colour": 1}}')
@@ -152,6 +199,24 @@ def test_the_probe_gives_json_for_a_program(folder: Path) -> None:
     assert result["transform_ms"] is None
     assert result["batches"] == 8
     assert result["gain"]["low"] <= result["gain"]["median"] <= result["gain"]["high"]
+
+
+def test_what_a_step_prints_does_not_get_into_the_json(folder: Path) -> None:
+    code, out, err = run(
+        folder, "probe", "train:loader", "--step=train:talking_step", "--json", *QUICK
+    )
+    assert code == 0
+    assert json.loads(out)["batches"] == 8
+    assert set(err.splitlines()) == {"loss 3.0"}
+
+
+def test_a_file_is_run_once_whatever_is_taken_from_it(folder: Path) -> None:
+    from gpuprefetch.cli.objects import load_loader, load_step
+
+    file = str(folder / "train.py")
+    loader: Any = load_loader(f"{file}:loader")
+    step: Any = load_step(f"{file}:step_of_batch")
+    assert step.__globals__["loader"] is loader
 
 
 @pytest.mark.parametrize(
@@ -235,6 +300,20 @@ def test_a_normalized_image_is_stretched_so_that_it_can_be_seen(folder: Path) ->
     assert (pixels.reshape(-1, 3).astype(int) @ (1, -1, -1)).max() > 100
 
 
+@pytest.mark.parametrize("depth", [np.uint16, np.int32, np.float32])
+def test_a_picture_of_more_than_8_bits_is_not_clipped(
+    tmp_path: Path, depth: type[np.generic]
+) -> None:
+    from gpuprefetch.cli.labels import read_image
+
+    most = 1.0 if depth is np.float32 else 65535
+    ramp = np.linspace(0, most, 256).astype(depth).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / "deep.tiff")
+    expected = torch.arange(256).reshape(16, 16).expand(3, 16, 16)
+    pixels = read_image(tmp_path / "deep.tiff").int()
+    assert (pixels - expected).abs().max() <= 1
+
+
 # Mistakes #
 
 
@@ -251,6 +330,15 @@ def test_a_normalized_image_is_stretched_so_that_it_can_be_seen(folder: Path) ->
         ("probe fails:loader --step train:step", "ZeroDivisionError: division by zero"),
         ("probe needs:loader --step train:step", "a_package_that_is_not_there"),
         ("probe train:loader --step train:broken_step", "train.py:39)"),
+        ("probe train:loader --step train:step_of_nothing", "takes no argument"),
+        ("probe train:loader --step train:step_by_name", "needs batch= by name"),
+        ("probe train:make_dicts --step train:step", "a dict with the keys ['x', 'y']"),
+        ("probe train:loader --step train:stop", "failed: StopIteration"),
+        ("probe train:loader --step train:leave", "ends the program (exit code 0"),
+        ("probe leaves:loader --step train:step", "leaves.py:2). Put what a script"),
+        ("probe leaves.py:loader --step train:step", "ends the program (exit code 0"),
+        ("probe wrong:loader --step train:step", "wrong.py:2)"),
+        ("probe no.such:loader --step train:step", "there is no module 'no.such'"),
         (
             "probe train:loader --step train:step --transform train:broken_transform",
             "ValueError: no such images",
@@ -259,6 +347,12 @@ def test_a_normalized_image_is_stretched_so_that_it_can_be_seen(folder: Path) ->
         ("show train:augment missing.png", "there is no file missing.png"),
         ("show train:augment text.png", "text.png is no picture"),
         ("show train:flat two.png", "no batch of images"),
+        ("show train:pairs two.png", "a tensor of (4, 2, 40, 60), torch.uint8"),
+        ("show train:first two.png", "a tensor of (1, 3, 40, 60)"),
+        ("show train:nothing two.png", "a tensor of (4, 3, 0, 60)"),
+        ("show train:augment two.png --out no_suffix", "Name a file such as"),
+        ("show train:with_labels two.png --labels name.json", "no name of a file"),
+        ("show train:with_labels two.png --labels deep.json", "numbers up to 255"),
         ("show train:broken_transform two.png", "ValueError: no such images"),
         ("show train:augment two.png --labels labels.json", "leave the boxes where"),
         ("show train:with_labels two.png", "takes 'bbox_xyxy' with each image"),

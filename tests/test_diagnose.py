@@ -175,6 +175,14 @@ def test_the_report_names_the_transform_and_what_was_noticed() -> None:
     assert "note: a <leaf> is late" in report
 
 
+def test_a_name_of_two_lines_takes_one() -> None:
+    stats = replace(STEP, transform="<Augment>\nverdict: fine", notes=("a\nb",))
+    report = report_on(stats)
+    assert len(report.splitlines()) == len(report_on(STEP).splitlines()) + 1
+    assert "transform: <Augment> verdict: fine\n" in report
+    assert "&lt;Augment&gt; verdict: fine" in report._repr_html_()
+
+
 def test_a_notebook_shows_the_report_as_a_table() -> None:
     table = report_on(replace(STEP, notes=("a <leaf> is late",)))._repr_html_()
     assert table.count("<tr>") == 8

@@ -301,6 +301,7 @@ def test_in_mid_epoch_another_number_does_not_change_the_order() -> None:
             "class RandomSampler, and this one has Eager",
         ),
         ({"own_generator": True}, {}, "random generator source.generator"),
+        ({}, {"own_generator": True}, "saved had none there: its order was another"),
         ({}, {"stateful": True}, "without a state_dict"),
         ({"stateful": True}, {}, "with a state_dict"),
         ({"seed": 1}, {"seed": 2}, "seed=1, and this loader has seed=2"),

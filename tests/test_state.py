@@ -125,6 +125,19 @@ def test_a_source_with_a_state_resumes(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("background", [False, True])
+def test_a_loader_over_a_loader_resumes(device: torch.device, background: bool) -> None:
+    assert_resumes_at_every_step(
+        lambda: StreamPrefetchLoader(
+            StreamPrefetchLoader(shuffled(), noise, device="cpu"),
+            noise,
+            device=device,
+            background=background,
+        ),
+        epochs=3,
+    )
+
+
 def test_a_loader_with_workers_resumes(device: torch.device) -> None:
     assert_resumes_at_every_step(
         lambda: StreamPrefetchLoader(shuffled(1), noise, device=device), epochs=1
@@ -282,6 +295,28 @@ def test_a_state_of_another_kind_is_refused(state: Any) -> None:
     with pytest.raises(StateError, match=r"expected a state of version 2.*got version"):
         loader.load_state_dict(state)
     assert [int(x) for x in loader] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("yielded", "2"),
+        ("yielded", -1),
+        ("epoch", None),
+        ("base_seed", 0.5),
+        ("origin", {}),
+        ("origin", {"generators": None, "continues_workers": False}),
+        ("source", [1]),
+    ],
+)
+def test_a_state_with_another_kind_of_value_is_refused(entry: str, value: Any) -> None:
+    loader = StreamPrefetchLoader(count(3), device="cpu")
+    next(iter(loader))
+    state = loader.state_dict() | {entry: value}
+    fresh = StreamPrefetchLoader(count(3), device="cpu")
+    with pytest.raises(StateError, match="not what state_dict"):
+        fresh.load_state_dict(state)
+    assert [int(x) for x in fresh] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("change", ["missing", "surplus"])

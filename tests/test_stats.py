@@ -9,6 +9,7 @@ import math
 import pickle
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -165,6 +166,21 @@ def test_the_finished_pass_is_kept_while_the_next_one_runs() -> None:
     assert loader.stats(finished=True).epoch == 1
 
 
+def test_the_finished_pass_is_the_last_one_that_ended_among_several() -> None:
+    loader = StreamPrefetchLoader(count(6))
+    list(loader)
+    first, second = iter(loader), iter(loader)
+    next(first), next(second)
+    assert loader.stats(finished=True).epoch == 0
+    list(first)
+    assert loader.stats(finished=True).epoch == 1
+    assert loader.stats(finished=True).batches == 6
+    assert loader.stats().epoch == 2
+    assert loader.stats().batches == 1
+    list(second)
+    assert loader.stats(finished=True).epoch == 2
+
+
 # Times on the host #
 
 
@@ -308,6 +324,26 @@ def test_batches_in_flight_are_measured(fake_device: FakeDevice) -> None:
     loader = StreamPrefetchLoader(source, device=META, depth=3)
     list(loader)
     assert loader.stats().device_bytes == 3 * 1000
+
+
+def test_another_thread_may_ask_for_figures_at_any_moment(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = StreamPrefetchLoader(count(40), double, device=META)
+    query, asked = FakeEvent.query, []
+
+    def query_and_be_asked(event: FakeEvent) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=lambda: asked.append(loader.stats()))
+            thread.start()
+            thread.join()
+        return query(event)
+
+    monkeypatch.setattr(FakeEvent, "query", query_and_be_asked)
+    assert len(list(loader)) == 40
+    monkeypatch.undo()
+    assert asked
+    assert loader.stats().stall_ms.count == 32
 
 
 # For loggers #

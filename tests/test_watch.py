@@ -115,6 +115,15 @@ def test_ordinary_transforms_hide_nothing(function: Any) -> None:
     assert texts(findings.in_function(function, CUDA)) == []
 
 
+def test_a_variable_that_is_not_assigned_yet_is_no_error() -> None:
+    def augment(x: torch.Tensor) -> torch.Tensor:
+        return x if late is None else x + late
+
+    assert texts(findings.in_function(augment, CUDA)) == []
+    late = None
+    assert texts(findings.in_function(augment, CUDA)) == []
+
+
 # The first batch #
 
 

@@ -108,14 +108,36 @@ def read_image(path: Path, *, is_mask: bool = False) -> torch.Tensor:
         with Image.open(path) as opened:
             # As a viewer shows it: cameras note how they were held.
             upright = ImageOps.exif_transpose(opened)
-            # The numbers of a palette's colours are what a mask means.
-            keeps_numbers = is_mask and upright.mode in ("1", "L", "P")
-            wanted = "L" if is_mask else "RGB"
-            picture = upright if keeps_numbers else upright.convert(wanted)
-            pixels = torch.from_numpy(numpy.array(picture, dtype=numpy.uint8))
-    except OSError as error:
-        raise CommandError(f"{path} is no picture that can be read.") from error
-    return pixels[None] if is_mask else pixels.permute(2, 0, 1).contiguous()
+            pixels = _mask_of(upright, path) if is_mask else _colours_of(upright)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise CommandError(f"{path} is no picture that can be read: {error}") from error
+    return torch.from_numpy(pixels.astype(numpy.uint8))
+
+
+def _colours_of(picture: Image.Image) -> Any:
+    """Give (3, H, W), in [0, 255]."""
+    if picture.mode[0] not in "IF":
+        return numpy.array(picture.convert("RGB")).transpose(2, 0, 1)
+    # Pillow would clip at 255 what has more than 8 bits.
+    grey = numpy.array(picture, dtype=numpy.float64)
+    if picture.mode[0] == "F" or grey.min() < 0 or grey.max() > 0xFFFF:
+        grey = numpy.nan_to_num(grey)
+        grey -= grey.min()
+        grey *= 0xFFFF / max(grey.max(), 1e-30)
+    elif grey.max() <= 0xFF and picture.mode == "I":
+        grey *= 0x101
+    return numpy.broadcast_to(grey / 0x101, (3, *grey.shape))
+
+
+def _mask_of(picture: Image.Image, path: Path) -> Any:
+    """Give (1, H, W): the numbers in the file, a palette's too."""
+    keeps_numbers = picture.mode in ("1", "L", "P") or picture.mode[0] == "I"
+    numbers = numpy.array(picture if keeps_numbers else picture.convert("L"))
+    if numbers.max() > 0xFF:
+        raise CommandError(
+            f"{path} has the number {numbers.max()}. A mask has numbers up to 255."
+        )
+    return numbers[None]
 
 
 def read_labels(path: Path | None) -> dict[str, Any]:
@@ -159,5 +181,7 @@ def _read_entry(name: str, entry: Any, folder: Path) -> Labels:
             ) from error
         numbers[kind] = rows
     mask = entry.get("mask")
+    if not isinstance(mask, str | None):
+        raise CommandError(f"the mask of {name} is {mask!r}, and no name of a file.")
     read = None if mask is None else read_image(folder / mask, is_mask=True)
     return Labels(numbers.get("boxes"), numbers.get("keypoints"), read)

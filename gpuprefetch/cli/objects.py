@@ -10,10 +10,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from gpuprefetch.errors import GpuPrefetchError
@@ -31,23 +30,59 @@ class CommandError(GpuPrefetchError, RuntimeError):
     """Something that the command line was given cannot be used."""
 
 
-@contextmanager
-def running_user_code(what: str) -> Iterator[None]:
-    """Turn an error of the user's code into one line; ours pass as they are.
+class running_user_code:
+    """Turn an error of the user's code into one line; ours and Ctrl-C pass as they are.
 
-    Raises:
-        CommandError: Names ``what`` was done, the error, and its place.
+    No generator: contextlib would take what becomes of a ``StopIteration`` for its own.
+
+    Args:
+        what: What it is, with the verb: ``the training loop failed``.
     """
-    try:
-        yield
-    except GpuPrefetchError:
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise CommandError(
-            f"{what}: {type(error).__name__}: {error} (at {place.filename}:"
-            f"{place.lineno})"
-        ) from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, GpuPrefetchError):
+            return
+        if isinstance(error, SystemExit):
+            raise CommandError(
+                f"{self._what}: it ends the program (exit code {error.code}, at "
+                f"{_place_of(error)}). Put what a script does, such as reading its "
+                'arguments, under if __name__ == "__main__":.'
+            ) from error
+        if isinstance(error, Exception):
+            raise CommandError(
+                f"{self._what}: {type(error).__name__}: {error} (at {_place_of(error)})"
+            ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Name the line of the user's code, or the one nearest to it."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    # argparse and the like end a program from within the standard library.
+    last = next(
+        (frame for frame in reversed(known) if not _is_stdlib(frame.filename)),
+        known[-1],
+    )
+    return f"{last.filename}:{last.lineno}"
+
+
+def _is_stdlib(filename: str) -> bool:
+    return Path(filename).is_relative_to(Path(traceback.__file__).parent) and (
+        "site-packages" not in filename
+    )
 
 
 def load_loader(reference: str) -> Iterable[Any]:
@@ -82,25 +117,46 @@ def load_step(reference: str) -> Callable[[Any], object]:
     """Load a training step: a function of a batch, or of the batch's items.
 
     Raises:
-        CommandError: There is no such object, or it cannot be called.
+        CommandError: There is no such object, it takes nothing, or it needs what is no
+            part of a batch.
     """
     step = _instance(reference)
-    if _count_required(step) <= 1:
-        return step
-    return lambda batch: step(*batch)
-
-
-def _count_required(function: Callable[..., Any]) -> int:
-    """Count the arguments that a call must have, as far as that can be known."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
-        return 1
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    return sum(p.kind in positional and p.default is p.empty for p in parameters)
+        return step  # Written in C; it may not say what it takes.
+    required = [p for p in parameters if p.default is p.empty and p.kind in _POSITIONAL]
+    names = [p.name for p in parameters if p.default is p.empty and p.kind in _BY_NAME]
+    if names or not any(p.kind in (*_POSITIONAL, *_REST) for p in parameters):
+        takes = f"needs {names[0]}= by name" if names else "takes no argument"
+        raise CommandError(
+            f"{reference} {takes}. A step is called with each batch, or with its "
+            "items: def step(batch), or def step(x, y)."
+        )
+    return step if len(required) <= 1 else _taking_items(step, reference)
+
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+_REST = (inspect.Parameter.VAR_POSITIONAL,)
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY,)
+
+
+def _taking_items(
+    step: Callable[..., object], reference: str
+) -> Callable[[Any], object]:
+    def call(batch: Any) -> object:
+        if isinstance(batch, Mapping):
+            raise CommandError(
+                f"{reference} takes several arguments, and the batch is a "
+                f"{type(batch).__name__} with the keys {list(batch)}. Let it take the "
+                "batch: def step(batch)."
+            )
+        return step(*batch)
+
+    return call
 
 
 def load_transform(reference: str) -> Callable[..., Any]:
@@ -144,21 +200,31 @@ def _load(reference: str) -> Any:
 
 
 def _import(name: str) -> ModuleType:
-    if not name.endswith(".py"):
-        try:
-            with running_user_code(f"cannot import {name}"):
-                return importlib.import_module(name)
-        except CommandError as error:
-            cause = error.__cause__
-            if isinstance(cause, ModuleNotFoundError) and cause.name == name:
-                raise CommandError(
-                    f"there is no module {name!r} on the path. Run this where it "
-                    "lies, or name its file: path/to/file.py:NAME."
-                ) from None
-            raise
+    if name.endswith(".py"):
+        return _import_file(name)
+    try:
+        with running_user_code(f"cannot import {name}"):
+            return importlib.import_module(name)
+    except CommandError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if name.startswith(".") or (missing and f"{name}.".startswith(f"{missing}.")):
+            raise CommandError(
+                f"there is no module {name!r} on the path. Run this where it "
+                "lies, or name its file: path/to/file.py:NAME."
+            ) from None
+        raise
+
+
+def _import_file(name: str) -> ModuleType:
     path = Path(name).resolve()
     if not path.is_file():
         raise CommandError(f"there is no file {name}.")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        # Run once, whatever is taken from it: the model has one copy, a class one
+        # identity.
+        return known
     # As when the file itself is run: its neighbours can be imported.
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -5,6 +5,7 @@ gain that was measured, and what limits the rest.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from typing import Any
@@ -113,13 +114,21 @@ def effort_of(options: argparse.Namespace) -> Effort:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # What the user's code prints must not get into a result that a program reads.
+    with contextlib.redirect_stdout(sys.stderr):
+        result = _measure(options)
+    show_probe(result, as_json=options.json)
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> Probe:
     source = load_loader(options.loader)
     step = load_step(options.step)
     transform = options.transform and load_transform(options.transform)
     if sys.stderr.isatty():
         print("measuring: about a minute", file=sys.stderr)
     with running_user_code("the training loop failed"):
-        result = probe(
+        return probe(
             source,
             step,
             transform,
@@ -127,18 +136,21 @@ def _run(options: argparse.Namespace) -> int:
             device=resolve_device(options.device or default_device()),
             effort=effort_of(options),
         )
-    show_probe(result, as_json=options.json)
-    return 0
 
 
 def parse_inputs(words: str | None) -> str | int | tuple[str | int, ...] | None:
     """Read what ``inputs=`` would be: a key, an index, or a tuple of them."""
     if words is None:
         return None
-    names = tuple(
-        int(word) if word.lstrip("-").isdigit() else word for word in words.split(",")
-    )
+    names = tuple(map(_parse_input, words.split(",")))
     return names if len(names) > 1 else names[0]
+
+
+def _parse_input(word: str) -> str | int:
+    try:
+        return int(word)
+    except ValueError:
+        return word
 
 
 def show_probe(result: Probe, *, as_json: bool) -> None:

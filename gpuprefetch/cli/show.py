@@ -131,10 +131,10 @@ def _draw_samples(
             seed=options.seed,
         )
     samples, *moved = (_to_cpu(part) for part in result)
-    if not isinstance(samples, torch.Tensor) or samples.ndim != 4:
+    if not _are_images(samples, options.samples):
         raise CommandError(
-            f"{options.transform} gives no batch of images of (N, C, H, W), but "
-            f"{_describe(samples)}."
+            f"{options.transform} gives no batch of images of (N, C, H, W), with "
+            f"N = {options.samples} and C of 1, 3 or 4, but {_describe(samples)}."
         )
     overlays = [
         Labels.overlay_of(keys, [label[place] for label in moved])
@@ -173,13 +173,20 @@ def _label_for(key: str, labels: Labels) -> torch.Tensor:
     return label
 
 
+def _are_images(samples: Any, num_samples: int) -> bool:
+    if not isinstance(samples, torch.Tensor) or samples.ndim != 4:
+        return False
+    is_one_each = len(samples) == num_samples and samples.numel() > 0
+    return is_one_each and samples.shape[1] in (1, 3, 4) and not samples.is_complex()
+
+
 def _to_cpu(part: Any) -> Any:
     return part.detach().cpu() if isinstance(part, torch.Tensor) else part
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a tensor of {tuple(value.shape)}"
+        return f"a tensor of {tuple(value.shape)}, {value.dtype}"
     return f"a {type(value).__name__}"
 
 

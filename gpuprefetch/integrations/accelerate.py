@@ -13,6 +13,7 @@ generator is made the same on all ranks) are made by the loop's own thread.
 The only file that imports accelerate.
 """
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -33,6 +34,9 @@ from gpuprefetch.loader import StreamPrefetchLoader
 __all__ = ["AcceleratedLoader", "prepare"]
 
 Batch = TypeVar("Batch")
+
+# What Accelerate made of sources: sharded again, samples would be left out, unnoticed.
+_prepared: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
 
 _STATE_KEYS = {"loader", "iteration", "sampler_seed"}
 
@@ -56,14 +60,19 @@ def prepare(
 
     Raises:
         SettingTypeError: The source is no bare DataLoader.
-        SettingError: Accelerate would dispatch the batches of this source from one
-            process, as it does for iterable data sets.
+        SettingError: It was prepared before; or Accelerate would dispatch the batches
+            of this source from one process, as it does for iterable data sets.
     """
     source: Any = loader.source
     if not isinstance(source, DataLoader) or hasattr(source, "base_dataloader"):
         raise SettingTypeError(
             f"prepare() shards a torch DataLoader, and the source of this loader is a "
             f"{type(source).__name__}. Wrap a DataLoader that is not prepared yet."
+        )
+    if source in _prepared:
+        raise SettingError(
+            "this loader is prepared already: each process would read a part of its "
+            "part. Call prepare() once, and iterate what it returns."
         )
     try:
         len(source)
@@ -80,7 +89,8 @@ def prepare(
             "all processes from one. Pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(dispatch_batches=False))."
         )
-    loader.source = shard.base_dataloader
+    loader.source = part = shard.base_dataloader
+    _prepared.add(part)
     return AcceleratedLoader(loader, shard)
 
 

@@ -141,6 +141,15 @@ class Stream(IterableDataset[int]):
         return iter(range(8))
 
 
+def test_what_is_sharded_already_is_not_sharded_again(accelerator: Accelerator) -> None:
+    loader = build_loader()
+    ours: Any = prepare(accelerator, loader)
+    for again in (loader, ours):
+        with pytest.raises(SettingError, match="is prepared already"):
+            prepare(accelerator, again)
+    assert len(list(ours)) == NUM_BATCHES
+
+
 def test_what_cannot_be_sharded_is_refused(accelerator: Accelerator) -> None:
     with pytest.raises(SettingError, match="map-style"):
         prepare(accelerator, StreamPrefetchLoader(DataLoader(Stream(), 2)))
