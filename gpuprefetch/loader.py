@@ -218,7 +218,7 @@ class StreamPrefetchLoader(Generic[Batch]):
                 device,
                 self._resources,
                 progress,
-                self._figures.begin_pass(progress.epoch, device),
+                self._figures.begin_pass(progress.epoch, device, self.source),
                 self._figures.watch,
             ),
         )
