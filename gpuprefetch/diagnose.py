@@ -115,7 +115,9 @@ def _without_a_loss(stats: LoaderStats, share: float) -> Diagnosis:
 def _part(ms: float, stats: LoaderStats) -> str:
     """Write ``1.20 of 5.10 ms a batch (24 %)``."""
     period_ms = stats.period_ms.mean
-    return f"{ms:.2f} of {period_ms:.2f} ms a batch ({ms / max(period_ms, 1e-6):.0%})"
+    # The first batch has a part and no period: the part may come out larger.
+    share = min(ms / max(period_ms, 1e-6), 1.0)
+    return f"{min(ms, period_ms):.2f} of {period_ms:.2f} ms a batch ({share:.0%})"
 
 
 def _explain_source(stats: LoaderStats) -> tuple[str, str]:

@@ -43,8 +43,15 @@ class Figures:
         # those waits for it.
         self._texts: tuple[str, str] | None = None
 
-    def begin_pass(self, epoch: int, device: torch.device) -> Meter:
-        """Give the meter of a pass that is about to start."""
+    def begin_pass(self, epoch: int, device: torch.device, source: object) -> Meter:
+        """Give the meter of a pass that is about to start.
+
+        Args:
+            epoch: Its number.
+            device: Where batches go.
+            source: The loader's now; it may be another one than before.
+        """
+        self._source = source
         # Weakly: the feeder's thread knows the meter, and must not keep the user's
         # transform alive, which may refer to the pass.
         look = weakref.WeakMethod(self._look_at_first_batches)

@@ -219,7 +219,7 @@ class StreamPrefetchLoader(Generic[Batch]):
                 device=device,
                 resources=self._resources,
                 progress=progress,
-                meter=self._figures.begin_pass(progress.epoch, device),
+                meter=self._figures.begin_pass(progress.epoch, device, self.source),
                 watch=self._figures.watch,
             ),
         )

@@ -5,12 +5,14 @@ counted what was recorded, asked and reused.
 """
 
 import dataclasses
+import gc
 import math
 import pickle
 import random
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -179,6 +181,17 @@ def test_the_finished_pass_is_the_last_one_that_ended_among_several() -> None:
     assert loader.stats().batches == 1
     list(second)
     assert loader.stats(finished=True).epoch == 2
+
+
+def test_figures_follow_a_source_that_was_replaced() -> None:
+    loader = StreamPrefetchLoader(DataLoader(Images(8), 2))
+    assert loader.stats().num_workers == 0
+    replaced = weakref.ref(loader.source)
+    loader.source = count(3)
+    list(loader)
+    assert loader.stats().num_workers is None
+    gc.collect()
+    assert replaced() is None
 
 
 # Times on the host #

@@ -47,9 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{_PROGRAM}: interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
     except (GpuPrefetchError, OSError) as error:
-        one_line = " ".join(str(error).split())
+        one_line = " ".join(_describe(error).split())
         print(f"{_PROGRAM} {parsed.name}: error: {one_line}", file=sys.stderr)
         return _EXIT_USAGE
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _build_parser() -> argparse.ArgumentParser:

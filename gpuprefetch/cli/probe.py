@@ -183,7 +183,7 @@ def format_probe(result: Probe) -> str:
             "",
             table,
             "",
-            f"expected: at most {result.expected_gain:.2f} x as fast; the limit is "
+            f"expected: {_expected(result.expected_gain)}; the limit is "
             f"{result.limit}, {result.limit_ms:.2f} ms",
             f"measured: {gain.median:.2f} x as fast, {gain.low:.2f} to {gain.high:.2f} "
             f"with {gain.confidence:.0%} confidence",
@@ -192,6 +192,10 @@ def format_probe(result: Probe) -> str:
             f"next:     {result.advice}",
         )
     )
+
+
+def _expected(gain: float) -> str:
+    return f"at most {gain:.2f} x as fast" if gain > 1 else "nothing to gain"
 
 
 def _name(device: str) -> str:
