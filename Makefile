@@ -56,7 +56,7 @@ bench: ## All benchmark suites on a GPU, at most 8 minutes; renews tables and pi
 	$(GPU_PYTHON) -m benchmarks.tables --plots && exit $$status
 
 clean: ## Remove everything that was built, the virtual environment included
-	rm -rf $(VENV) build dist *.egg-info demo-out \
+	rm -rf $(VENV) build dist *.egg-info demo-out bench-out \
 	    .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -188,8 +188,10 @@ def test_the_pages_show_the_committed_results(page: Path) -> None:
     markers = re.findall(r"<!-- table: ([\w-]+) -->", shown)
     assert len(markers) == shown.count("<!-- /table -->")
     measured = {suite.name for suite in SUITES} & set(tables.newest_records())
+    # A picture of a trace is drawn where the trace is: not of every record there is.
+    needed = {marker for marker in markers if marker != "overlap-picture"}
     if measured == {suite.name for suite in SUITES}:
-        assert set(markers) <= set(rendered)
+        assert needed <= set(rendered)
 
 
 def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path) -> None:

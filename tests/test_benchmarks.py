@@ -205,7 +205,7 @@ def test_the_classification_times_ten_times_what_is_prefetched() -> None:
         ready = cell.num_workers * cell.prefetch_factor
         for name in cell.names:
             is_in_workers = name == seed_classification.IN_WORKERS
-            prefetched = ready if is_in_workers else ready + 2
+            prefetched = ready if is_in_workers else ready + 4
             assert cell.steps_of(name) >= 10 * prefetched, (cell, name)
 
 

@@ -42,7 +42,7 @@ from gpuprefetch.augment.fused import fuse
 
 __all__ = ["SUITE", "Cell", "cells", "groups", "promises"]
 
-_DEPTH = 2  # Of our loader: its default.
+_AHEAD = 4  # Batches that our loader holds: its depth, and two more from workers.
 
 BOUND = "plain loop, pinned, no augmentation"
 IN_WORKERS = "seed, augmentation in the workers"
@@ -67,13 +67,13 @@ class Cell:
     @property
     def prefetched(self) -> int:
         """Batches that may be ready when the clock starts."""
-        return self.num_workers * self.prefetch_factor + _DEPTH
+        return self.num_workers * self.prefetch_factor + _AHEAD
 
     def steps_of(self, name: str) -> int:
         """Timed steps of a variant: ten times what it can have ready."""
         # The workers' own augmented batches come in bursts of as many as there are
         # workers, so that whole bursts are counted.
-        return 10 * (self.prefetched - (_DEPTH if name == IN_WORKERS else 0))
+        return 10 * (self.prefetched - (_AHEAD if name == IN_WORKERS else 0))
 
 
 _USUAL = (BOUND, IN_WORKERS, SEED_SERIAL, SEED_PIPELINED, KORNIA_PINNED, CHAINED)
@@ -117,7 +117,7 @@ def _group(place: Place, step: LastingStep, size: int, cell: Cell) -> Group:
         bound=BOUND,
         steps=2 if place.is_tiny else cell.steps_of(BOUND),
         other_steps={} if place.is_tiny else {IN_WORKERS: cell.steps_of(IN_WORKERS)},
-        warmup=1 if place.is_tiny else cell.prefetched - _DEPTH,
+        warmup=1 if place.is_tiny else cell.prefetched - _AHEAD,
         rounds=cell.rounds,
         fewer_rounds=dict.fromkeys(cell.once, 1),
         promises=promises(cell),

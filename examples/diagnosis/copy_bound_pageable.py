@@ -20,4 +20,6 @@ def main() -> str:
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        raise SystemExit("This loop shows itself on a GPU only, and torch sees none.")
     print(main())
