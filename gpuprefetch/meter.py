@@ -24,7 +24,7 @@ from gpuprefetch.ranges import Range
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import SideStream, Stream, TimingEvent
 
-__all__ = ["Meter", "Stage"]
+__all__ = ["Meter", "Shown", "Stage"]
 
 # [Note: Which batches count]: enough for a verdict early on, then one in so many.
 _ALL_UP_TO = 32
@@ -64,6 +64,29 @@ class Stage:
         self.total_s += elapsed_s
         if self._times_ms is not None:
             self._times_ms.add(elapsed_s * 1e3)
+        if self._opened is not None:
+            self._opened.end()
+            self._opened = None
+
+
+class Shown:
+    """One kind of work that is shown to a profiler, and not timed here.
+
+    Args:
+        range_name: What profilers call it.
+    """
+
+    __slots__ = ("_opened", "_range_name")
+
+    def __init__(self, range_name: str) -> None:
+        self._range_name = range_name
+        self._opened: Range | None = None
+
+    def __enter__(self) -> None:
+        if ranges.are_seen():
+            self._opened = ranges.begin(self._range_name)
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if self._opened is not None:
             self._opened.end()
             self._opened = None
@@ -121,9 +144,9 @@ class Meter:
         self.pinning = Stage(ranges.PIN, times.pin_ms)
         self.waiting_for_source = Stage(ranges.WAIT)
         self.waiting_for_device = Stage("")
-        self.copying = Stage(ranges.COPY)
+        self.copying = Shown(ranges.COPY)
         self.transforming = Stage(ranges.TRANSFORM, times.transform_host_ms)
-        self.handing_off = Stage(ranges.HAND_OFF)
+        self.handing_off = Shown(ranges.HAND_OFF)
         # Of the newest `next` #
         self._started_s = self._ended_s = self._first_s = 0.0
         self._source_total_s = self._device_total_s = 0.0

@@ -126,13 +126,18 @@ def _is_tv_tensor(leaf: torch.Tensor) -> bool:
     return tv_tensors is not None and isinstance(leaf, tv_tensors.TVTensor)
 
 
-def check_on_device(batch: Any, device: torch.device) -> None:
+def check_on_device(result: Any, batch: Any, device: torch.device) -> None:
     """Refuse a transform's result that left the device.
+
+    Args:
+        result: What the transform returned.
+        batch: That in its place.
+        device: Where it must be.
 
     Raises:
         TransformError: Names the first tensor that lies elsewhere, by its path.
     """
-    for leaf in leaves_of(batch):
+    for leaf in leaves_of(result):
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             raise TransformError(
                 f"after the transform, {path_to(batch, leaf)} is on {leaf.device}, not "

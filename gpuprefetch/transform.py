@@ -101,7 +101,7 @@ class DeviceTransform:
         if self._selection is not None:
             placed = self._selection.put(batch, result)
         _check_kind(result)
-        check_on_device(placed, self._device)
+        check_on_device(result, placed, self._device)
         return placed
 
     def _call(self, inputs: tuple[Any, ...], batch_index: int) -> Any:
