@@ -36,7 +36,7 @@ def report_on(stats: LoaderStats) -> Report:
         f"verdict: {diagnosis.verdict}. {diagnosis.figure}",
         f"next: {diagnosis.advice}",
         f"per batch, mean (p99): {_host(stats)}",
-        f"on the device: {_device(stats)}",
+        *_device_lines(stats),
         f"transform: {stats.transform}",
         f"memory: {_memory(stats)}",
     ]
@@ -49,6 +49,8 @@ def _volume(stats: LoaderStats) -> str:
     first = (
         f"the first after {stats.first_ms:.0f} ms" if stats.batches else "no figures"
     )
+    if not stats.copied_bytes:
+        return first
     return f"{stats.copied_bytes / 2**30:.3f} GiB copied, {first}"
 
 
@@ -68,9 +70,10 @@ def _host(stats: LoaderStats) -> str:
     )
 
 
-def _device(stats: LoaderStats) -> str:
+def _device_lines(stats: LoaderStats) -> list[str]:
+    """Give one line, or none where nothing ran beside the loop."""
     if not stats.stall_ms.count:
-        return "nothing measured"
+        return []
     parts = [_write("stood still", stats.stall_ms)]
     if stats.copy_ms.count:
         rate = f"at {stats.copy_gb_per_s.p50:.1f} GB/s"
@@ -78,7 +81,7 @@ def _device(stats: LoaderStats) -> str:
     if stats.transform_ms.count:
         parts.append(_write("transform", stats.transform_ms))
     parts.append(f"{stats.stall_ms.count} batches sampled")
-    return ", ".join(parts)
+    return [f"on the device: {', '.join(parts)}"]
 
 
 def _memory(stats: LoaderStats) -> str:
