@@ -33,6 +33,8 @@ class Selection:
         Raises:
             SelectionError: The batch has no such item; the message lists what it has.
         """
+        if self._inputs is None and _is_usual(batch):
+            return (batch[0],)
         return tuple(_get(batch, item) for item in self._items(batch))
 
     def put(self, batch: Any, result: Any) -> Any:
@@ -42,6 +44,11 @@ class Selection:
             TransformError: ``inputs`` is a tuple and the number of results differs.
             BatchError: The batch is of a type that cannot be rebuilt.
         """
+        if self._inputs is None and _is_usual(batch):
+            if batch[0] is result:
+                return batch
+            rest = batch[1:]
+            return (result, *rest) if type(batch) is tuple else [result, *rest]
         if self._inputs is None and isinstance(batch, torch.Tensor):
             return result
         items = self._items(batch)
@@ -92,6 +99,11 @@ class Selection:
                 f"{expected}, in the order of inputs."
             )
         return tuple(result)
+
+
+def _is_usual(batch: Any) -> bool:
+    """Tell of what nearly every batch is, sooner than all other kinds can be told."""
+    return type(batch) in (tuple, list) and len(batch) > 0
 
 
 class _Whole:

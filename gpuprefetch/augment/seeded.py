@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gpuprefetch.augment.ahead import PacksAhead
 from gpuprefetch.augment.eligible import why_whole
 from gpuprefetch.augment.fused import FusedAugmentation
+from gpuprefetch.augment.kernel import PIXELS
 from gpuprefetch.augment.kornia_adapter import (
     KorniaTransform,
     check_image,
@@ -65,11 +66,6 @@ class FusedTransform:
         self, inputs: tuple[Any, ...], seeds: BatchSeeds, batch_index: int
     ) -> Any:
         """Augment one batch, as ``KorniaTransform.apply_seeded`` says."""
-        if self._kornia is not None:
-            if self._takes_kornia(self._kornia, inputs):
-                return self._kornia.apply_batch(inputs, seeds, batch_index)
-        elif not self._fused.runs_as_is:
-            check_image(inputs[0])
         if self._ahead is not None and self._only and self._is_ordinary(inputs):
             image: Tensor = inputs[0]
             pack = self._ahead.pack_of(
@@ -80,6 +76,11 @@ class FusedTransform:
                 device=image.device,
             )
             return self._fused.apply_pack(self._only, image, pack)
+        if self._kornia is not None:
+            if self._takes_kornia(self._kornia, inputs):
+                return self._kornia.apply_batch(inputs, seeds, batch_index)
+        elif not self._fused.runs_as_is:
+            check_image(inputs[0])
         seed = seeds.of_batch(batch_index)
         if self._fused.is_fused:
             self._generator.manual_seed(seed)
@@ -97,10 +98,15 @@ class FusedTransform:
 
     def _is_ordinary(self, inputs: tuple[Any, ...]) -> bool:
         """Whether a batch is images on a GPU alone, and no hook wants to see them."""
-        fused = self._fused
-        is_hooked = bool(fused._forward_hooks or fused._forward_pre_hooks)
-        image = inputs[0]
-        return len(inputs) == 1 and image.is_cuda and image.ndim == 4 and not is_hooked
+        image, fused = inputs[0], self._fused
+        return (
+            len(inputs) == len(fused.data_keys) == 1
+            and isinstance(image, Tensor)
+            and image.is_cuda
+            and image.ndim == 4
+            and image.dtype in PIXELS
+            and not (fused._forward_hooks or fused._forward_pre_hooks)
+        )
 
     def _run(self, inputs: tuple[Any, ...], generator: torch.Generator | None) -> Any:
         results = self._fused(*inputs, generator=generator)
