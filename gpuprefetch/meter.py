@@ -37,38 +37,6 @@ _MOST_PENDING = 64
 _FIRST_BATCHES = 32
 
 
-class Stage:
-    """One kind of work, timed in a ``with`` block; one block at a time.
-
-    Args:
-        range_name: What profilers call it; empty: they are not shown it.
-        times_ms: Where each block's time is counted; ``None``: only ``total_s`` is.
-    """
-
-    __slots__ = ("_opened", "_range_name", "_started", "_times_ms", "total_s")
-
-    def __init__(self, range_name: str, times_ms: Histogram | None = None) -> None:
-        self._range_name = range_name
-        self._times_ms = times_ms
-        self._opened: Range | None = None
-        self._started = 0.0
-        self.total_s = 0.0
-
-    def __enter__(self) -> None:
-        if ranges.are_seen():
-            self._opened = ranges.begin(self._range_name)
-        self._started = perf_counter()
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        elapsed_s = perf_counter() - self._started
-        self.total_s += elapsed_s
-        if self._times_ms is not None:
-            self._times_ms.add(elapsed_s * 1e3)
-        if self._opened is not None:
-            self._opened.end()
-            self._opened = None
-
-
 class Shown:
     """One kind of work that is shown to a profiler, and not timed here.
 
@@ -90,6 +58,34 @@ class Shown:
         if self._opened is not None:
             self._opened.end()
             self._opened = None
+
+
+class Stage(Shown):
+    """One kind of work, timed in a ``with`` block; one block at a time.
+
+    Args:
+        range_name: What profilers call it; empty: they are not shown it.
+        times_ms: Where each block's time is counted; ``None``: only ``total_s`` is.
+    """
+
+    __slots__ = ("_started", "_times_ms", "total_s")
+
+    def __init__(self, range_name: str, times_ms: Histogram | None = None) -> None:
+        super().__init__(range_name)
+        self._times_ms = times_ms
+        self._started = 0.0
+        self.total_s = 0.0
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._started = perf_counter()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        elapsed_s = perf_counter() - self._started
+        self.total_s += elapsed_s
+        if self._times_ms is not None:
+            self._times_ms.add(elapsed_s * 1e3)
+        super().__exit__(kind, error, traceback)
 
 
 class _Times:
