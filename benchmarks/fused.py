@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import next_time, pipelines
 from benchmarks.chains import imagenet_chain, jitter_chain
-from benchmarks.measure import synchronize
+from benchmarks.measure import synchronize, work_on_device
 from benchmarks.pipelines import Pair
 from benchmarks.targets import Bench, Sizes, parse_options, run_with
 from gpuprefetch import workloads
@@ -111,13 +111,14 @@ def measure_host(bench: Bench) -> None:
         )
         for name, (transform, _) in cases.items()
     }
-    if device.type == "cuda":
-        starts["copy by hand, one ahead"] = lambda: pipelines.one_ahead(pinned, device)
+    by_hand = "copy by hand, one ahead"
+    starts[by_hand] = lambda: pipelines.one_ahead(pinned, device)
     next_us, _ = next_time.time_next_in_turns(
         starts,
         rounds=sizes.overhead_rounds,
         steps=sizes.overhead_steps,
         pause=next_time.make_busy(device),
+        reference=by_hand,
     )
     for name, samples in next_us.items():
         target = cases[name][1] if name in cases else {}
@@ -140,19 +141,19 @@ def measure_counts(bench: Bench) -> None:
         for _ in range(count):
             next(batches)
         torch.cuda.synchronize()
-    found: Counter[str] = Counter()
-    for event in recorded.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            is_copy = event.name.startswith("Memcpy")
-            found["copies" if is_copy else "launches"] += 1
-        elif event.name in ("cudaStreamSynchronize", "cudaMemcpy"):
-            found["waits"] += 1
+    found = Counter(
+        "copies" if event.name.startswith("Memcpy") else "launches"
+        for event in work_on_device(recorded)
+    )
+    waits = sum(
+        event.name in ("cudaStreamSynchronize", "cudaMemcpy")
+        for event in recorded.events()
+    )
     bench.add("launches per batch", found["launches"] / count, "", at_most=2.0)
     # Images and labels are copied too.
     numbers = found["copies"] / count - 2
     bench.add("copies of parameters per batch", numbers, "", at_most=1.0)
     torch.cuda.set_sync_debug_mode("error")
-    waits = found["waits"]
     try:
         for _ in range(count):
             next(batches)

@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.loops import Loop, Trainer, no_step
 
-__all__ = ["Probe", "Timing", "in_turns", "probe_loop", "synchronize", "time_loop"]
+__all__ = [
+    "Probe",
+    "Timing",
+    "in_turns",
+    "probe_loop",
+    "synchronize",
+    "time_loop",
+    "work_on_device",
+]
 
 # Calls in which the host waits until the device has done something. Not among them:
 # waiting for an event, which limits how far the host is ahead; the wait for the whole
@@ -159,10 +168,24 @@ def _profile(loop: Loop, device: torch.device) -> Counter[str]:
             loop.advance()
         synchronize(device)
     found: Counter[str] = Counter()
-    for event in recorded.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            found["gpu_us"] += event.time_range.elapsed_us()
-            found["launches"] += not event.name.startswith(("Memcpy", "Memset"))
-        elif event.name in _WAITS:
-            found["waits"] += 1
+    for event in work_on_device(recorded):
+        found["gpu_us"] += event.time_range.elapsed_us()
+        found["launches"] += not event.name.startswith(("Memcpy", "Memset"))
+    found["waits"] = sum(event.name in _WAITS for event in recorded.events() or ())
     return found
+
+
+def work_on_device(recorded: profile) -> list[FunctionEvent]:
+    """List the kernels, copies and fills that a profiler saw on the device.
+
+    Ranges that were opened on the host, such as the loader's own, lie on the device's
+    timeline too; they are left out.
+    """
+    events = list(recorded.events() or ())
+    ranges = {event.name for event in events if event.is_user_annotation}
+    return [
+        event
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and event.name not in ranges
+    ]

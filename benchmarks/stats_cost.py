@@ -94,6 +94,7 @@ def measure_next(bench: Bench) -> None:
         rounds=bench.sizes.overhead_rounds,
         steps=bench.sizes.overhead_steps,
         pause=next_time.make_busy(bench.device),
+        reference="silent",
     )
     medians = {name: statistics.median(values) for name, values in samples.items()}
     for name, values in samples.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpuprefetch.entry import Prepared
 from gpuprefetch.staging import SlotRing
-from gpuprefetch.streams import Event
+from gpuprefetch.streams import Event, SideStream
 
 __all__ = ["Copies"]
 
@@ -31,10 +31,12 @@ class Copies:
 
     Args:
         ring: Where the slots of copied batches go back to.
+        side: Where the copies run; its events go back to it.
     """
 
-    def __init__(self, ring: SlotRing) -> None:
+    def __init__(self, ring: SlotRing, side: SideStream) -> None:
         self._ring = ring
+        self._side = side
         # Only the loop's thread reads and writes it.
         self._under_way: deque[_Copying] = deque()
 
@@ -86,6 +88,7 @@ class Copies:
         self._under_way[0].copied.synchronize()
         self._free_slot(self._under_way.popleft())
 
-    def _free_slot(self, copied: _Copying) -> None:
-        if copied.prepared.slot is not None:
-            self._ring.release(copied.prepared.slot)
+    def _free_slot(self, finished: _Copying) -> None:
+        self._side.take_back(finished.copied)
+        if finished.prepared.slot is not None:
+            self._ring.release(finished.prepared.slot)

@@ -66,6 +66,7 @@ class StagingPreparer:
     ) -> None:
         self._ring = ring
         self._device = device
+        self._modes = transform_modes(device)
         self._meter = meter
         self._copies_pinned = may_refill and is_threaded
         self._copies_arrays = may_refill
@@ -104,7 +105,7 @@ class StagingPreparer:
     ) -> dict[int, StagedLeaf]:
         """Pack leaves; give what stands for each, by the leaf's identity."""
         try:
-            with self._meter.pinning, transform_modes(self._device):
+            with self._meter.pinning, self._modes:
                 staged = fill_slot(slot, leaves_host, self._allocate)
         except BaseException:
             # Ctrl-C too: in the loop's thread, nobody else could free the slot.

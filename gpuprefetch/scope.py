@@ -16,17 +16,17 @@ __all__ = ["transform_modes"]
 class transform_modes:
     """Run a block without gradients, inference mode and autocast.
 
-    A mode is only touched if it is not as it should be: entering one costs more than
-    asking for it, and this runs for every batch.
+    Made once and used for every batch, one block at a time. A mode is only touched if
+    it is not as it should be: entering one costs more than asking for it.
 
     Args:
         device: Where the block's operations run.
     """
 
-    __slots__ = ("_device_type", "_entered", "_had_grad")
+    __slots__ = ("_autocast_types", "_entered", "_had_grad")
 
     def __init__(self, device: torch.device) -> None:
-        self._device_type = device.type
+        self._autocast_types = tuple(filter(_has_autocast, (device.type, "cpu")))
         self._entered: list[AbstractContextManager[object]] = []
 
     def __enter__(self) -> None:
@@ -35,8 +35,8 @@ class transform_modes:
         self._had_grad = torch.is_grad_enabled()
         if self._had_grad:
             torch.set_grad_enabled(False)
-        for device_type in (self._device_type, "cpu"):
-            if _is_autocast_on(device_type):
+        for device_type in self._autocast_types:
+            if torch.is_autocast_enabled(device_type):
                 self._enter(torch.autocast(device_type, enabled=False))
 
     def _enter(self, mode: AbstractContextManager[object]) -> None:
@@ -50,9 +50,10 @@ class transform_modes:
             self._entered.pop().__exit__(None, None, None)
 
 
-def _is_autocast_on(device_type: str) -> bool:
+def _has_autocast(device_type: str) -> bool:
+    """Tell whether a type has autocast; "meta", for one, has none."""
     try:
-        return torch.is_autocast_enabled(device_type)
+        torch.is_autocast_enabled(device_type)
     except RuntimeError:
-        # Device types without autocast, such as "meta".
         return False
+    return True

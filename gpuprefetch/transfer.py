@@ -22,7 +22,7 @@ from gpuprefetch.meter import Meter
 from gpuprefetch.move import move_leaf, num_bytes_of
 from gpuprefetch.scope import transform_modes
 from gpuprefetch.staging import SlotRing
-from gpuprefetch.streams import Event, SideStream
+from gpuprefetch.streams import SideStream
 from gpuprefetch.transform import Applies
 
 __all__ = ["InlineTransfer", "StreamTransfer", "Transfer"]
@@ -71,13 +71,14 @@ class InlineTransfer:
         self._device = device
         self._transform = transform
         self._meter = meter
+        self._modes = transform_modes(device)
 
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Move and transform one batch."""
         if entry.prepared is None:
             return _end_of_source(entry)
         try:
-            with transform_modes(self._device):
+            with self._modes:
                 batch = self._move_batch(entry.prepared.batch_host)
                 if self._transform is not None:
                     with self._meter.transforming:
@@ -149,10 +150,11 @@ class StreamTransfer:
         self._transform = transform
         self._waits_for_source = waits_for_source
         self._meter = meter
-        self.copies = Copies(ring)
+        self.copies = Copies(ring, side)
         # The batch that is being issued; stays set when Ctrl-C comes in the middle.
         self._issuing: Prepared | None = None
         self._host_lead = HostLead(depth, side.device)
+        self._modes = transform_modes(side.device)
         # What the loop has queued until now, such as the weights of an encoder that is
         # the transform, comes before this pass.
         side.enqueue_wait_for(streams.current_stream(side.device))
@@ -173,26 +175,25 @@ class StreamTransfer:
         return in_flight
 
     def _issue(self, prepared: Prepared, batch_index: int) -> InFlight:
-        with self._side.entered() as consumer, transform_modes(self._side.device):
+        with self._side.entered() as consumer, self._modes:
             self._meter.begin_copy(self._side)
             with self._meter.copying:
-                batch, ready, holds_source = self._enqueue_copies(prepared, consumer)
+                batch, holds_source = self._enqueue_copies(prepared, consumer)
             self._meter.end_copy(self._side)
             if self._transform is not None:
                 with self._meter.transforming:
                     batch = self._transform.apply(batch, batch_index)
-                ready = self._side.record_event()
                 self._meter.end_transform(self._side)
+            ready = self._side.record_event()
         return InFlight(batch, ready, holds_source=holds_source)
 
     def _enqueue_copies(
         self, prepared: Prepared, consumer: streams.Stream
-    ) -> tuple[object, Event, bool]:
+    ) -> tuple[object, bool]:
         """Issue the copies.
 
         Returns:
-            The batch, the event that follows the copies, and whether the source may
-            still write into a part of the batch.
+            The batch, and whether the source may still write into a part of it.
         """
         if prepared.slot is not None:
             prepared.slot.pin()
@@ -204,7 +205,7 @@ class StreamTransfer:
             copied = self._side.record_event()
             self.copies.add(copied, prepared, reads_source=copy.reads_source)
             self._meter.copied_bytes += copy.num_bytes
-        return batch, copied, copy.adopted and self._waits_for_source
+        return batch, copy.adopted and self._waits_for_source
 
     # Hand-off #
 
@@ -215,6 +216,7 @@ class StreamTransfer:
         """
         if in_flight.ready is not None:
             consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
+            self._side.take_back(in_flight.ready)
             self._meter.end_stall(consumer)
             for leaf in leaves_of(in_flight.batch_device):
                 streams.record_use(leaf, consumer)

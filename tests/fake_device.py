@@ -18,8 +18,15 @@ from gpuprefetch import prepare, streams
 __all__ = ["FakeDevice", "FakeEvent", "FakeStream", "fake_device_from"]
 
 
+class FakeMark:
+    """A point in the queue of a stream, marked by one recording of an event."""
+
+    def __init__(self) -> None:
+        self.was_synchronized = False
+
+
 class FakeEvent:
-    """Has fired at once, or when it was waited for.
+    """Has fired at once, or when it was waited for. May be recorded again.
 
     Args:
         has_fired: Whether ``query`` says so before anybody has waited.
@@ -27,16 +34,22 @@ class FakeEvent:
     """
 
     def __init__(self, has_fired: bool = True, tells_time: bool = False) -> None:
-        self.was_synchronized = False
         self.tells_time = tells_time
+        self.mark = FakeMark()
+        """The point at which it was recorded last."""
         self._has_fired = has_fired
+
+    @property
+    def was_synchronized(self) -> bool:
+        """Whether the host has waited for it since."""
+        return self.mark.was_synchronized
 
     def query(self) -> bool:
         return self._has_fired or self.was_synchronized
 
     def synchronize(self) -> None:
         """Nothing runs, so nothing is to be waited for."""
-        self.was_synchronized = True
+        self.mark.was_synchronized = True
 
     def elapsed_time(self, later: "FakeEvent") -> float:
         """Nothing runs, so nothing takes time."""
@@ -49,20 +62,24 @@ class FakeStream:
     """Notes what it was told to wait for."""
 
     def __init__(self) -> None:
-        self.waited_for: list[FakeEvent | FakeStream] = []
-        self.events: list[FakeEvent] = []
+        self.waited_for: list[FakeMark | FakeStream] = []
+        self.marks: list[FakeMark] = []
         """Those that others wait for; not those that tell the time."""
         self.timing_events: list[FakeEvent] = []
 
     def wait_event(self, event: FakeEvent) -> None:
-        self.waited_for.append(event)
+        self.waited_for.append(event.mark)
 
     def wait_stream(self, stream: "FakeStream") -> None:
         self.waited_for.append(stream)
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         event = FakeEvent() if event is None else event
-        (self.timing_events if event.tells_time else self.events).append(event)
+        event.mark = FakeMark()
+        if event.tells_time:
+            self.timing_events.append(event)
+        else:
+            self.marks.append(event.mark)
         return event
 
     def query(self) -> bool:
@@ -149,11 +166,15 @@ class FakeDevice:
             if on is stream
         }
 
-    def batch_events(self) -> list[FakeEvent]:
-        """Give the events of the first side stream: one a batch, with no transform."""
-        return self.side_stream.events
+    def batch_marks(self) -> list[FakeMark]:
+        """Give the point after each batch on the first side stream."""
+        return self.side_stream.marks[1::2]
 
-    def last_wait(self, stream: FakeStream) -> FakeEvent | FakeStream:
+    def copy_marks(self) -> list[FakeMark]:
+        """Give the point after the copies of each batch, before its transform."""
+        return self.side_stream.marks[::2]
+
+    def last_wait(self, stream: FakeStream) -> FakeMark | FakeStream:
         """Give what a stream was last told to wait for."""
         return stream.waited_for[-1]
 

@@ -9,8 +9,9 @@ __all__ = ["FEEDER_NAME", "child_pids", "feeder_threads", "leaked", "wait_until_
 
 FEEDER_NAME = "gpuprefetch-feeder"
 
-# Helpers of Python's multiprocessing that live as long as the interpreter does.
-_HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker")
+# Helpers that live as long as the interpreter does: of Python's multiprocessing, and of
+# Open MPI, which Lightning asks whether it runs under it.
+_HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "orted")
 
 
 def feeder_threads() -> list[threading.Thread]:
@@ -38,7 +39,14 @@ def child_pids(pid: int | None = None) -> set[int]:
 def leaked() -> set[str]:
     """Describe what is running now, one text for each thread and child process."""
     threads = {f"thread {t.name} ({t.ident})" for t in feeder_threads()}
-    return threads | {f"process {pid}" for pid in child_pids()}
+    return threads | {f"process {pid}: {_command_of(pid)}" for pid in child_pids()}
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:  # It has just ended.
+        return ""
 
 
 def wait_until_gone(limit_s: float, known: set[str] | None = None) -> set[str]:

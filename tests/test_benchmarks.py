@@ -16,6 +16,7 @@ from benchmarks import __main__ as command_line
 from benchmarks import tables
 from benchmarks.loops import Over, Repeat
 from benchmarks.measure import in_turns, time_loop
+from benchmarks.next_time import quiet_rounds
 from benchmarks.record import (
     Omission,
     Record,
@@ -46,6 +47,13 @@ def test_variants_take_turns_in_another_order_each_round() -> None:
         *[(0, "a"), (0, "b"), (0, "c")],
         *[(1, "b"), (1, "c"), (1, "a")],
     ]
+
+
+def test_rounds_count_in_which_the_reference_was_quick() -> None:
+    noisy, quiet = [9.0, 1.0, 9.0], [2.0, 2.0, 50.0]
+    assert quiet_rounds([noisy, quiet, noisy, quiet]) == [1, 3]
+    assert quiet_rounds([noisy, quiet, quiet]) == [1, 2]
+    assert quiet_rounds([noisy]) == [0]
 
 
 def test_a_loop_is_timed_after_its_warm_up_and_closed() -> None:

@@ -49,7 +49,7 @@ _LAYERS = [
 _AUGMENT_LAYERS = [
     ["__init__", "seeded"],
     ["graphed"],
-    ["fused"],
+    ["capture", "fused"],
     ["whole"],
     ["eligible", "segments"],
     ["ahead", "labels", "operator", "parameters"],

@@ -127,7 +127,7 @@ def test_d02_the_stream_current_at_each_next_waits_for_its_own_batch(
             next(iterator)
         waited_for = fake_device.last_wait(stream)
         # Its own batch's event, the (i + 1)-th made: not one of the batches behind it.
-        assert waited_for is fake_device.batch_events()[i]
+        assert waited_for is fake_device.batch_marks()[i]
 
 
 @pytest.mark.parametrize("removed", ["record_use", "enqueue_wait"])
@@ -144,7 +144,7 @@ def test_meta_d01_d02_a_removed_hand_off_is_seen(
     list(StreamPrefetchLoader(nested_batches(3), device=fake_device.device))
     is_recorded = bool(fake_device.recorded_on(fake_device.consumer))
     is_waited_for = any(
-        event in fake_device.consumer.waited_for for event in fake_device.batch_events()
+        mark in fake_device.consumer.waited_for for mark in fake_device.batch_marks()
     )
     assert is_recorded is (removed != "record_use")
     assert is_waited_for is (removed != "enqueue_wait")

@@ -14,7 +14,7 @@ import torch
 
 from gpuprefetch import StreamPrefetchLoader
 from tests.compare import tensor_leaves
-from tests.fake_device import FakeDevice
+from tests.fake_device import FakeDevice, FakeEvent
 from tests.leaks import wait_until_gone
 from tests.sources import CountingSource, count
 
@@ -70,7 +70,7 @@ def test_each_hand_off_waits_for_its_own_batch_once(
     )
     for i, _ in enumerate(loader):
         waited = fake_device.consumer.waited_for
-        assert waited == fake_device.batch_events()[: i + 1]
+        assert waited == fake_device.batch_marks()[: i + 1]
     assert i == 6
 
 
@@ -80,13 +80,11 @@ def test_the_hand_off_waits_for_the_transform_not_only_for_the_copy(
     events_before_transform = []
 
     def transform(x: torch.Tensor) -> torch.Tensor:
-        events_before_transform.append(len(fake_device.batch_events()))
+        events_before_transform.append(len(fake_device.batch_marks()))
         return x
 
     next(iter(StreamPrefetchLoader(pairs(1), transform, device=META)))
-    place = fake_device.batch_events().index(
-        fake_device.last_wait(fake_device.consumer)
-    )
+    place = fake_device.batch_marks().index(fake_device.last_wait(fake_device.consumer))
     assert place >= events_before_transform[0]
 
 
@@ -139,7 +137,7 @@ def test_at_most_depth_batches_are_in_flight(
     )
     most_in_flight = 0
     for yielded, _ in enumerate(loader, start=1):
-        in_flight = len(fake_device.batch_events()) - yielded
+        in_flight = len(fake_device.batch_marks()) - yielded
         most_in_flight = max(most_in_flight, in_flight)
         assert in_flight < depth
     assert yielded == 12
@@ -194,7 +192,7 @@ def test_close_waits_for_copies_and_gives_pinned_memory_back(
     next(iterator)
     assert loader.stats().pinned_bytes > 0
     loader.close()
-    assert all(event.was_synchronized for event in fake_device.batch_events())
+    assert all(mark.was_synchronized for mark in fake_device.copy_marks())
     assert loader.stats().pinned_bytes == 0
     fake_device.events_have_fired = True
     assert [i for _, i in loader] == list(range(9))
@@ -249,6 +247,28 @@ def test_copies_of_a_loader_have_streams_of_their_own(fake_device: FakeDevice) -
     list(loader)
     list(copy.deepcopy(loader))
     assert fake_device.made_streams == 2
+
+
+def test_events_are_recorded_again_once_nobody_asks_for_them(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making an event takes twice as long as recording it."""
+    made: list[FakeEvent] = []
+    make = fake_device.Event
+
+    def note(**settings: bool) -> FakeEvent:
+        made.append(make(**settings))
+        return made[-1]
+
+    monkeypatch.setattr(fake_device, "Event", note)
+    loader = StreamPrefetchLoader(count(50), torch.neg, device=META, depth=3)
+    list(loader)
+    num_made = sum(not event.tells_time for event in made)
+    list(loader)
+    # Two for each batch in flight, and one for each step that the host is ahead.
+    assert 0 < num_made <= 3 * 3 + 1
+    # Those of the next pass are of the side stream, which stays.
+    assert sum(not event.tells_time for event in made) <= num_made + 4
 
 
 # The detector detects #

@@ -14,36 +14,28 @@ calls inside another capture, which then becomes part of that one.
 
 Random numbers: the graph draws from torch's generator of the device. Torch advances
 that generator at each replay, so a replay draws what an eager call would have drawn.
-
-[Note: Two streams, one graph] The graph's buffers are shared by all calls. A call makes
-its stream wait for the last replay, wherever that ran, before it writes to them.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gpuprefetch.augment.capture import Captured, capture, replay
 from gpuprefetch.augment.fused import FusedAugmentation
-from gpuprefetch.errors import SettingError, TransformError
+from gpuprefetch.errors import SettingError
 from gpuprefetch.kinds import is_kornia_module
 
 __all__ = ["GraphedTransform"]
 
 logger = logging.getLogger(__name__)
-
-_WARM_UP_CALLS = 3  # Libraries choose algorithms and allocate workspaces in the first.
-
-_capturing = threading.Lock()  # Torch allows one capture at a time in a process.
 
 
 class GraphedTransform:
@@ -75,7 +67,9 @@ class GraphedTransform:
         self._start()
 
     def _start(self) -> None:
-        self._captured: dict[object, _Captured] = {}
+        self._captured: dict[object, Captured] = {}
+        # The same graphs by what is quicker to tell: see `_quick_key`.
+        self._recent: dict[object, Captured] = {}
         # Sizes of the first axes that were captured, by what else a signature holds.
         self._lengths: dict[object, list[tuple[int, ...]]] = {}
         self._lock = threading.Lock()  # One thread at a time fills a graph's buffers.
@@ -90,16 +84,21 @@ class GraphedTransform:
         Raises:
             TransformError: ``fn`` runs, but cannot be captured.
         """
+        key = None if kwargs else _quick_key(self.fn, args)
+        captured = self._recent.get(key)
+        if captured is not None and not _is_capturing():
+            return self._replay(captured, args)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        with torch.no_grad():
-            captured = None
-            if _is_on_cuda(tensors) and not _is_capturing():
-                captured = self._find(leaves, spec, tensors)
-            if captured is None:
+        captured = None
+        if _is_on_cuda(tensors) and not _is_capturing():
+            captured = self._find(leaves, spec, tensors)
+        if captured is None:
+            with torch.no_grad():
                 return self.fn(*args, **kwargs)
-            with self._lock:
-                return _replay(captured, tensors)
+        if key is not None:
+            self._recent[key] = captured
+        return self._replay(captured, tensors)
 
     def without_draws(self, inputs: tuple[Any, ...]) -> Callable[[], Any] | None:
         """Give what replays for these inputs, if no random number is drawn there.
@@ -107,25 +106,21 @@ class GraphedTransform:
         A loader then need not set generators, which takes longer than the replay.
 
         Returns:
-            None where there is no such graph, or not yet: call the transform itself.
+            None where there is no such graph, or it has not been called yet with plain
+            tensors like these: call the transform itself.
         """
-        leaves, spec = pytree.tree_flatten((inputs, {}))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not _is_on_cuda(tensors) or _is_capturing() or _why_not(leaves, tensors):
+        captured = self._recent.get(_quick_key(self.fn, inputs))
+        if captured is None or captured.draws or _is_capturing():
             return None
-        captured = self._captured.get(_signature(self.fn, leaves, spec, tensors))
-        if captured is None or captured.draws:
-            return None
+        return functools.partial(self._replay, captured, inputs)
 
-        def replay() -> Any:
-            with torch.no_grad(), self._lock:
-                return _replay(captured, tensors)
-
-        return replay
+    def _replay(self, captured: Captured, tensors: Sequence[Tensor]) -> Any:
+        with torch.no_grad(), self._lock:
+            return replay(captured, tensors)
 
     def _find(
         self, leaves: list[Any], spec: pytree.TreeSpec, tensors: list[Tensor]
-    ) -> _Captured | None:
+    ) -> Captured | None:
         """The graph for these arguments, captured now if need be; None: there is none.
 
         It may take long, and other threads wait meanwhile.
@@ -149,7 +144,7 @@ class GraphedTransform:
                     "max_signatures, or keep shapes fixed with drop_last=True"
                 )
                 return None
-            captured = self._captured[signature] = _capture(self.fn, leaves, spec)
+            captured = self._captured[signature] = capture(self.fn, leaves, spec)
             self._lengths.setdefault(kind, []).append(lengths)
             return captured
 
@@ -225,6 +220,16 @@ def _signature(
     return kind, tuple(len(one) if one.ndim else 0 for one in tensors)
 
 
+def _quick_key(fn: Callable[..., Any], args: tuple[Any, ...]) -> object:
+    """The same for plain tensors on CUDA, without walking them; None: others."""
+    key = [_modes(fn)]
+    for arg in args:
+        if type(arg) is not Tensor or not arg.is_cuda or arg.layout != torch.strided:
+            return None
+        key.append((arg.shape, arg.stride(), arg.dtype, arg.device))
+    return tuple(key)
+
+
 def _modes(fn: Callable[..., Any]) -> object:
     """What decides, besides the arguments, which work ``fn`` does."""
     autocast = torch.get_autocast_dtype("cuda")
@@ -241,159 +246,3 @@ def _describe(leaf: Any) -> object:
 
 def _is_shorter(lengths: tuple[int, ...], than: tuple[int, ...]) -> bool:
     return lengths != than and all(map(int.__le__, lengths, than))
-
-
-# Capture and replay #
-
-
-@dataclass(slots=True)
-class _Captured:
-    """One graph and the memory that it reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    stream: torch.cuda.Stream
-    """On which ``inputs`` were allocated."""
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    spec: pytree.TreeSpec
-    results: list[Any]
-    """The function's results, leaf by leaf; tensors stand in for themselves."""
-    done: torch.cuda.Event
-    """Recorded after the copies out of ``outputs``; the next call waits for it."""
-    weights: list[Tensor]
-    """Keeps the memory of the function's weights, whose addresses the graph holds."""
-    draws: bool
-    """The graph moves the device's random generator on."""
-
-
-def _capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> _Captured:
-    device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
-    with torch.cuda.device(device), torch.inference_mode(False), torch.no_grad():
-        stream = torch.cuda.current_stream()
-        static = [
-            torch.empty_like(leaf).copy_(leaf) if isinstance(leaf, Tensor) else leaf
-            for leaf in leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(static, spec)
-        # Restores the stream too, which a failing capture leaves behind as it is.
-        with (
-            _capturing,
-            torch.cuda.stream(stream),
-            _draws_undone(device),
-            _no_cast_cache(),
-        ):
-            offset = _generator_offset()
-            graph, returned = _record(lambda: fn(*args, **kwargs))
-            draws = _generator_offset() != offset
-    results, out_spec = pytree.tree_flatten(returned)
-    weights = fn.parameters() if isinstance(fn, nn.Module) else ()
-    return _Captured(
-        graph,
-        stream,
-        [leaf for leaf in static if isinstance(leaf, Tensor)],
-        [leaf for leaf in results if isinstance(leaf, Tensor)],
-        out_spec,
-        results,
-        _make(torch.cuda.Event),
-        [weight.detach() for weight in weights],
-        draws,
-    )
-
-
-def _generator_offset() -> int:
-    """How far the current device's random generator has come."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    return int(generator.get_offset())
-
-
-def _record(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Warm up on a side stream and capture there, on the current device."""
-    side: torch.cuda.Stream = _make(torch.cuda.Stream)
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UP_CALLS):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    # Other threads may allocate meanwhile: only this one is held to capture's rules.
-    how: dict[str, Any] = {"pool": pool, "capture_error_mode": "thread_local"}
-    try:
-        with torch.cuda.graph(graph, stream=side, **how):
-            return graph, work()
-    except Exception as error:
-        _recover(pool)
-        raise TransformError(
-            "GraphedTransform: the function runs, but cannot be captured as a CUDA "
-            f"graph ({error}). It must not wait for the device, as .item(), .cpu() and "
-            "indexing by a mask do, nor copy from host memory. Otherwise pass the "
-            "function itself as transform."
-        ) from error
-
-
-def _recover(pool: Any) -> None:
-    """Put back in order what torch leaves behind where a capture was broken off.
-
-    Its allocator takes no memory back while it believes that a capture goes on, and the
-    device's generator takes itself for captured until the end of another capture.
-    """
-    close = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    if close is not None:
-        with suppress(RuntimeError):  # It was closed in good order.
-            close(torch.cuda.current_device(), pool)
-    graph = torch.cuda.CUDAGraph()
-    with (
-        suppress(RuntimeError),
-        torch.cuda.graph(graph, stream=_make(torch.cuda.Stream)),
-    ):
-        torch.zeros(1, device="cuda")
-
-
-@contextmanager
-def _draws_undone(device: torch.device) -> Iterator[None]:
-    """Warming up and capturing draw; the user's sequence must not notice."""
-    on_device = torch.cuda.get_rng_state(device)
-    on_host = torch.get_rng_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.cuda.set_rng_state(on_device, device)
-    if not torch.equal(torch.get_rng_state(), on_host[0]) or (
-        random.getstate() != on_host[1]
-    ):
-        logger.warning(
-            "numbers were drawn on the host while a function was captured. If it drew "
-            "them, its graph repeats the same ones for ever: draw on the device."
-        )
-
-
-@contextmanager
-def _no_cast_cache() -> Iterator[None]:
-    """Keep autocast from handing a graph a cast weight that is freed with the cache."""
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)
-
-
-def _make(kind: Any) -> Any:
-    """Torch's stream and event classes carry no types."""
-    return kind()
-
-
-def _replay(captured: _Captured, tensors: list[Tensor]) -> Any:
-    stream = torch.cuda.current_stream(tensors[0].device)
-    stream.wait_event(captured.done)  # See [Note: Two streams, one graph].
-    for static, tensor in zip(captured.inputs, tensors, strict=True):
-        static.copy_(tensor)
-        if stream != captured.stream:
-            # Should this object go, its memory waits for this stream too.
-            static.record_stream(stream)
-    captured.graph.replay()
-    copies = iter([output.clone() for output in captured.outputs])
-    captured.done.record(stream)
-    results = [
-        next(copies) if isinstance(leaf, Tensor) else leaf for leaf in captured.results
-    ]
-    return pytree.tree_unflatten(results, captured.spec)

@@ -37,8 +37,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
 
     monkeypatch.setattr(module, "_is_on_cuda", bool)
     monkeypatch.setattr(module, "_is_capturing", lambda: False)
-    monkeypatch.setattr(module, "_capture", capture)
-    monkeypatch.setattr(module, "_replay", lambda captured, tensors: "replayed")
+    monkeypatch.setattr(module, "capture", capture)
+    monkeypatch.setattr(module, "replay", lambda captured, tensors: "replayed")
     return calls
 
 
@@ -151,7 +151,7 @@ def test_a_failed_capture_is_tried_again(
 
     graphed, x = GraphedTransform(double), torch.rand(4)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_capture", fail)
+        patched.setattr(module, "capture", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             graphed(x)
     assert graphed(x) == "replayed"

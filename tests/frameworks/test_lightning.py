@@ -63,7 +63,7 @@ class Recorder(L.LightningModule):
         pairs = zip(batch, self.before, strict=True)
         self.num_copied += sum(one is not other for one, other in pairs)
         self.steps.append((self.current_epoch, labels.tolist(), images.cpu()))
-        return self.weight * images.mean()
+        return self.weight * images.float().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)

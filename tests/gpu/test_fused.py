@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.measure import work_on_device
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kernel
 from gpuprefetch.augment.fused import fuse
@@ -105,21 +106,17 @@ def test_an_explicit_fuse_runs_in_the_loader(dtype: torch.dtype) -> None:
 
 
 def profiled(steps: Iterator[torch.Tensor], count: int) -> Counter[str]:
-    """Count kernels, copies and waits on the device's timeline in some steps."""
+    """Count kernels and copies on the device in some steps."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         for _ in range(count):
             next(steps)
         torch.cuda.synchronize()
     found: Counter[str] = Counter()
-    for event in recorded.events():
-        name = event.name
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            kind = "copy" if name.startswith("Memcpy") else "kernel"
-            found[kind] += not name.startswith("Memset")
-            found["ours"] += name == "augment"
-        elif name in ("cudaEventSynchronize", "cudaStreamSynchronize"):
-            found[name] += 1
+    for event in work_on_device(recorded):
+        kind = "copy" if event.name.startswith("Memcpy") else "kernel"
+        found[kind] += not event.name.startswith("Memset")
+        found["ours"] += event.name == "augment"
     return found
 
 
