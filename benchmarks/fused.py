@@ -111,14 +111,12 @@ def measure_host(bench: Bench) -> None:
         )
         for name, (transform, _) in cases.items()
     }
-    by_hand = "copy by hand, one ahead"
-    starts[by_hand] = lambda: pipelines.one_ahead(pinned, device)
+    starts["copy by hand, one ahead"] = lambda: pipelines.one_ahead(pinned, device)
     next_us, _ = next_time.time_next_in_turns(
         starts,
         rounds=sizes.overhead_rounds,
         steps=sizes.overhead_steps,
         pause=next_time.make_busy(device),
-        reference=by_hand,
     )
     for name, samples in next_us.items():
         target = cases[name][1] if name in cases else {}

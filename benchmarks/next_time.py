@@ -2,9 +2,9 @@
 
 Between two batches the host is busy as a training loop is: it issues small operations
 to the device, long enough for copies to land. Cases take turns in short rounds, since
-the clock of a shared host wanders by a factor of two within seconds; and where a case
-is given as the *reference*, the half of the rounds counts in which that one was
-quickest, so that neighbours on the host are not taken for the loader's own work.
+the clock of a shared host wanders by a factor of two within seconds. Of each case, the
+half of its turns counts in which it was quickest, so that the work of neighbours on the
+host is not taken for its own.
 """
 
 import statistics
@@ -16,7 +16,7 @@ import torch
 from benchmarks.measure import in_turns
 from benchmarks.pipelines import Pair
 
-__all__ = ["Loop", "make_busy", "quiet_rounds", "sleep", "time_next_in_turns"]
+__all__ = ["Loop", "in_quiet_turns", "make_busy", "sleep", "time_next_in_turns"]
 
 _PAUSE_S = 0.003
 
@@ -47,7 +47,6 @@ def time_next_in_turns(
     rounds: int,
     steps: int,
     pause: Loop,
-    reference: str | None = None,
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Time ``next()`` and the dropping of the batch after it.
 
@@ -56,7 +55,6 @@ def time_next_in_turns(
         rounds: How often each has its turn.
         steps: Batches timed in a turn; some come before.
         pause: What the loop does between two batches.
-        reference: Case by which quiet rounds are told; ``None``: all rounds count.
 
     Returns:
         Microseconds of every ``next()`` that counts, by case, and the median of the
@@ -73,27 +71,18 @@ def time_next_in_turns(
     finally:
         for batches in running.values():
             batches.close()  # type: ignore[attr-defined]
-    counted = list(range(rounds))
-    if reference is not None:
-        counted = quiet_rounds(next_us[reference])
     return (
-        {
-            name: [time_us for one in counted for time_us in times_us[one]]
-            for name, times_us in next_us.items()
-        },
+        {name: in_quiet_turns(turns) for name, turns in next_us.items()},
         {name: statistics.median(us) for name, us in drop_us.items()},
     )
 
 
-def quiet_rounds(reference_us: Sequence[Sequence[float]]) -> list[int]:
-    """Give the half of the rounds, rounded up, in which the reference was quickest.
-
-    Args:
-        reference_us: The reference's times, round by round.
-    """
-    medians = [statistics.median(times_us) for times_us in reference_us]
-    by_speed = sorted(range(len(medians)), key=medians.__getitem__)
-    return sorted(by_speed[: (len(medians) + 1) // 2])
+def in_quiet_turns(turns_us: Sequence[Sequence[float]]) -> list[float]:
+    """Give the times of the half of the turns, rounded up, with the lowest medians."""
+    by_speed = sorted(turns_us, key=statistics.median)
+    return [
+        time_us for turn in by_speed[: (len(turns_us) + 1) // 2] for time_us in turn
+    ]
 
 
 def _time_turn(

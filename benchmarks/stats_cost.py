@@ -94,7 +94,6 @@ def measure_next(bench: Bench) -> None:
         rounds=bench.sizes.overhead_rounds,
         steps=bench.sizes.overhead_steps,
         pause=next_time.make_busy(bench.device),
-        reference="silent",
     )
     medians = {name: statistics.median(values) for name, values in samples.items()}
     for name, values in samples.items():

@@ -16,7 +16,7 @@ from benchmarks import __main__ as command_line
 from benchmarks import tables
 from benchmarks.loops import Over, Repeat
 from benchmarks.measure import in_turns, time_loop
-from benchmarks.next_time import quiet_rounds
+from benchmarks.next_time import in_quiet_turns
 from benchmarks.record import (
     Omission,
     Record,
@@ -49,11 +49,11 @@ def test_variants_take_turns_in_another_order_each_round() -> None:
     ]
 
 
-def test_rounds_count_in_which_the_reference_was_quick() -> None:
+def test_of_a_case_its_quiet_turns_count() -> None:
     noisy, quiet = [9.0, 1.0, 9.0], [2.0, 2.0, 50.0]
-    assert quiet_rounds([noisy, quiet, noisy, quiet]) == [1, 3]
-    assert quiet_rounds([noisy, quiet, quiet]) == [1, 2]
-    assert quiet_rounds([noisy]) == [0]
+    assert in_quiet_turns([noisy, quiet, noisy, quiet]) == [*quiet, *quiet]
+    assert in_quiet_turns([noisy, quiet, quiet]) == [*quiet, *quiet]
+    assert in_quiet_turns([noisy]) == noisy
 
 
 def test_a_loop_is_timed_after_its_warm_up_and_closed() -> None:
