@@ -44,6 +44,8 @@ _ROW_INCHES = 0.62
 _FRAME_INCHES = 1.5  # Heading, legend and axis.
 _BAR = 0.62  # Of a row's height.
 
+# What torch calls each operation of a backward pass, whichever thread runs it.
+_BACKWARD = "autograd::engine::"
 # Launches further apart than this are drawn as two bars: the thread did other things.
 _APART_US = 300.0
 # A picture shows no more than this many parts side by side.
@@ -238,10 +240,17 @@ def _host_rows(trace: Trace, overlap: Overlap) -> Iterator[_Row]:
 
 
 def _thread_label(thread: int, trace: Trace, *, is_issuer: bool) -> str:
-    name = trace.thread_names.get(thread, "")
-    if is_issuer or "main" in name or "python" in name:
+    if is_issuer:
         return "CPU: your loop"
-    return "CPU: backward pass" if "autograd" in name else f"CPU: thread {thread}"
+    # Its name tells less: some systems give all threads that of the program.
+    is_backward = any(
+        one.thread == thread and one.name.startswith(_BACKWARD) for one in trace.ranges
+    )
+    name = trace.thread_names.get(thread, "")
+    if is_backward or "autograd" in name:
+        return "CPU: backward pass"
+    is_main = "main" in name or "python" in name
+    return "CPU: your loop" if is_main else f"CPU: thread {thread}"
 
 
 def _launch_bars(

@@ -7,6 +7,7 @@ global generators are set and put back.
 """
 
 from collections.abc import Callable
+from inspect import isbuiltin
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -157,7 +158,9 @@ def describe_transform(transform: Callable[..., Any] | None) -> str:
     """Name a transform for people: its class or function, and how Kornia's is run."""
     if transform is None:
         return "none"
-    name = str(getattr(transform, "__qualname__", type(transform).__qualname__))
+    # Torch's own functions are methods of a hidden class.
+    attribute = "__name__" if isbuiltin(transform) else "__qualname__"
+    name = str(getattr(transform, attribute, type(transform).__qualname__))
     fusion = fusion_of(transform)
     return f"{name} ({fusion})" if fusion else name
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONSUMER", "SIDE", "Loop", "write_trace"]
+__all__ = ["AUTOGRAD", "CONSUMER", "SIDE", "Loop", "write_trace"]
 
 CONSUMER, SIDE = 7, 20  # Numbers of the streams, as CUDA gives them.
 LOOP, AUTOGRAD, FEEDER = 4000, 4071, 4090  # Threads; the first is the process, too.

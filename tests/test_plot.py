@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from gpuprefetch.cli.app import main
 from gpuprefetch.errors import DependencyError, SettingError
 from gpuprefetch.overlap import find_overlap
 from gpuprefetch.timeline import save_timeline
-from gpuprefetch.trace import read_trace
-from tests.synthetic_trace import Loop, write_trace
+from gpuprefetch.trace import HostRange, read_trace
+from tests.synthetic_trace import AUTOGRAD, Loop, write_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -158,6 +159,28 @@ def test_matplotlib_that_is_missing_is_named(
 
 
 # The picture #
+
+
+def test_the_backward_pass_is_told_by_what_it_runs(
+    tmp_path: Path, drawn: list[Any]
+) -> None:
+    """Not by its thread's name: some systems give all threads that of the program."""
+    trace = read_trace(write_trace(tmp_path / "t.json", Loop().build()))
+    operation = HostRange(
+        "autograd::engine::evaluate_function: MmBackward0",
+        start_us=0.0,
+        duration_us=9.0,
+        kind="operation",
+        thread=AUTOGRAD,
+    )
+    trace = replace(
+        trace,
+        ranges=(operation, *trace.ranges),
+        thread_names=dict.fromkeys(trace.thread_names, "thread (python3)"),
+    )
+    save_timeline(trace, find_overlap(trace), tmp_path / "t.png")
+    rows = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert rows[:2] == ["CPU: your loop", "CPU: backward pass"]
 
 
 def test_a_batch_has_one_colour_in_every_row(tmp_path: Path, drawn: list[Any]) -> None:

@@ -30,8 +30,10 @@ _FAULTS = {
     "memcheck": "out[threadIdx.x + (1 << 28)] = 1.0f;",
     "racecheck": "__shared__ float s[64]; s[threadIdx.x] = out[threadIdx.x]; "
     "out[threadIdx.x] = s[63 - threadIdx.x];",
-    "synccheck": "if (threadIdx.x < 16) __syncwarp(0xffffffffu); "
-    "else __nanosleep(100000);",
+    # Lane 16 waits for a barrier that its own mask leaves out.
+    "synccheck": "unsigned lane = threadIdx.x % 32; "
+    "unsigned mask = __ballot_sync(0xffffffffu, lane < 16); "
+    "if (lane <= 16) __syncwarp(mask); out[threadIdx.x] = mask;",
     "initcheck": "out[threadIdx.x] = out[threadIdx.x + 64];",
 }
 """For each tool, what it has to find."""
