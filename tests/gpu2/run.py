@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     only.add_argument("--bench-only", action="store_true")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
-        run = Run(Path(scratch))
+        run = Run(Path(scratch), kept_s=0.0)
         machine = one_gpu.describe_machine(run)
         bench: dict[str, Any] | None = None
         try:
