@@ -181,11 +181,9 @@ def work_on_device(recorded: profile) -> list[FunctionEvent]:
     Ranges that were opened on the host, such as the loader's own, lie on the device's
     timeline too; they are left out.
     """
-    events = list(recorded.events() or ())
-    ranges = {event.name for event in events if event.is_user_annotation}
     return [
         event
-        for event in events
+        for event in recorded.events() or ()
         if event.device_type == torch.autograd.DeviceType.CUDA
-        and event.name not in ranges
+        and not event.is_user_annotation
     ]

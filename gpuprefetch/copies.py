@@ -55,10 +55,11 @@ class Copies:
         Args:
             but: A batch that was interrupted and will be issued again, from its slot.
         """
-        while self._under_way and self._under_way[0].copied.query():
-            if self._under_way[0].prepared is but:
+        while self._under_way:
+            oldest = self._under_way[0]
+            if not oldest.copied.query() or oldest.prepared is but:
                 return
-            self._free_slot(self._under_way.popleft())
+            self._retire(oldest)
 
     def wait_for_source_and_slot(
         self, *, may_refill: bool, but: Prepared | None
@@ -85,10 +86,15 @@ class Copies:
         return any(copying.reads_source for copying in self._under_way)
 
     def _wait_oldest(self) -> None:
-        self._under_way[0].copied.synchronize()
-        self._free_slot(self._under_way.popleft())
+        oldest = self._under_way[0]
+        oldest.copied.synchronize()
+        self._retire(oldest)
 
-    def _free_slot(self, finished: _Copying) -> None:
-        self._side.take_back(finished.copied)
-        if finished.prepared.slot is not None:
-            self._ring.release(finished.prepared.slot)
+    def _retire(self, finished: _Copying) -> None:
+        """Free the slot and the event of the oldest copies."""
+        # A signal handler may have closed the pass meanwhile.
+        if self._under_way and self._under_way[0] is finished:
+            self._under_way.popleft()
+            if finished.prepared.slot is not None:
+                self._ring.release(finished.prepared.slot)
+            self._side.take_back(finished.copied)

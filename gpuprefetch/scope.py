@@ -16,38 +16,62 @@ __all__ = ["transform_modes"]
 class transform_modes:
     """Run a block without gradients, inference mode and autocast.
 
-    Made once and used for every batch, one block at a time. A mode is only touched if
-    it is not as it should be: entering one costs more than asking for it.
+    Made once and used for every batch. A mode is only touched if it is not as it should
+    be: entering one costs more than asking for it. Blocks may nest, and an interrupt
+    while one begins leaves the loop's modes as they were.
 
     Args:
         device: Where the block's operations run.
     """
 
-    __slots__ = ("_autocast_types", "_entered", "_had_grad")
+    __slots__ = ("_autocast_types", "_to_exit")
 
     def __init__(self, device: torch.device) -> None:
         self._autocast_types = tuple(filter(_has_autocast, (device.type, "cpu")))
-        self._entered: list[AbstractContextManager[object]] = []
+        # Of each block that is open, what it has changed; the newest last.
+        self._to_exit: list[list[AbstractContextManager[object]]] = []
 
     def __enter__(self) -> None:
-        if torch.is_inference_mode_enabled():
-            self._enter(torch.inference_mode(False))
-        self._had_grad = torch.is_grad_enabled()
-        if self._had_grad:
-            torch.set_grad_enabled(False)
-        for device_type in self._autocast_types:
-            if torch.is_autocast_enabled(device_type):
-                self._enter(torch.autocast(device_type, enabled=False))
-
-    def _enter(self, mode: AbstractContextManager[object]) -> None:
-        mode.__enter__()
-        self._entered.append(mode)
+        entered: list[AbstractContextManager[object]] = []
+        self._to_exit.append(entered)
+        try:
+            if torch.is_inference_mode_enabled():
+                _enter(torch.inference_mode(False), entered)
+            if torch.is_grad_enabled():
+                entered.append(_gradients)
+                torch.set_grad_enabled(False)
+            for device_type in self._autocast_types:
+                if torch.is_autocast_enabled(device_type):
+                    _enter(torch.autocast(device_type, enabled=False), entered)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *exception: object) -> None:
-        if self._had_grad:
-            torch.set_grad_enabled(True)
-        while self._entered:
-            self._entered.pop().__exit__(None, None, None)
+        entered = self._to_exit.pop()
+        while entered:
+            entered.pop().__exit__(None, None, None)
+
+
+class _Gradients:
+    """Turns gradients on again: what is left of ``torch.no_grad`` without its cost."""
+
+    def __enter__(self) -> None:
+        """Nothing is touched before the end."""
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_grad_enabled(True)
+
+
+_gradients = _Gradients()
+
+
+def _enter(
+    mode: AbstractContextManager[object],
+    entered: list[AbstractContextManager[object]],
+) -> None:
+    mode.__enter__()
+    entered.append(mode)
 
 
 def _has_autocast(device_type: str) -> bool:

@@ -7,7 +7,7 @@ where. Whether the waiting suffices is a question for a real device.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,15 +29,26 @@ class FakeEvent:
     """Has fired at once, or when it was waited for. May be recorded again.
 
     Args:
-        has_fired: Whether ``query`` says so before anybody has waited.
+        fires_at_once: Whether ``query`` says so before anybody has waited; asked
+            whenever it is recorded.
         tells_time: Whether it was made to measure times.
     """
 
-    def __init__(self, has_fired: bool = True, tells_time: bool = False) -> None:
+    def __init__(
+        self,
+        fires_at_once: Callable[[], bool] = lambda: True,
+        tells_time: bool = False,
+    ) -> None:
         self.tells_time = tells_time
         self.mark = FakeMark()
         """The point at which it was recorded last."""
-        self._has_fired = has_fired
+        self._fires_at_once = fires_at_once
+        self._has_fired = fires_at_once()
+
+    def note_record(self) -> None:
+        """A stream has recorded it."""
+        self.mark = FakeMark()
+        self._has_fired = self._fires_at_once()
 
     @property
     def was_synchronized(self) -> bool:
@@ -75,7 +86,7 @@ class FakeStream:
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         event = FakeEvent() if event is None else event
-        event.mark = FakeMark()
+        event.note_record()
         if event.tells_time:
             self.timing_events.append(event)
         else:
@@ -99,12 +110,12 @@ class FakeDevice:
         # Ids are told apart only while their tensors live.
         self._alive: list[torch.Tensor] = []
         self.events_have_fired = True
-        """Whether events that are made from now on fire at once."""
+        """Whether events that are recorded from now on fire at once."""
 
     # What the loader calls #
 
     def Event(self, blocking: bool = False, enable_timing: bool = False) -> FakeEvent:
-        return FakeEvent(self.events_have_fired, enable_timing)
+        return FakeEvent(lambda: self.events_have_fired, enable_timing)
 
     def Stream(self, device: torch.device) -> FakeStream:
         self._side_streams.append(FakeStream())

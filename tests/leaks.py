@@ -11,7 +11,8 @@ FEEDER_NAME = "gpuprefetch-feeder"
 
 # Helpers that live as long as the interpreter does: of Python's multiprocessing, and of
 # Open MPI, which Lightning asks whether it runs under it.
-_HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "orted")
+_HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker")
+_HELPER_PROGRAMS = ("orted",)
 
 
 def feeder_threads() -> list[threading.Thread]:
@@ -30,7 +31,10 @@ def child_pids(pid: int | None = None) -> set[int]:
             command = (stat.parent / "cmdline").read_text()
         except (OSError, ValueError):
             continue
-        is_helper = any(name in command for name in _HELPERS)
+        program = Path(command.partition("\0")[0]).name
+        is_helper = program.partition(" ")[0] in _HELPER_PROGRAMS or any(
+            name in command for name in _HELPERS
+        )
         if int(ppid) == parent and state != "Z" and not is_helper:
             found.add(int(stat.parent.name))
     return found

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpuprefetch.streams import SideStream
+from gpuprefetch import streams
+from gpuprefetch.streams import SideStream, current_stream
 
 
 class TwoDevices:
@@ -76,3 +77,38 @@ def test_the_current_device_comes_back_after_an_error(
         raise ValueError("in the block")
     assert module.current == 0
     assert module.streams == {0: "default-0", 1: "default-1"}
+
+
+class TwoStreams:
+    """What torch's lookup on CUDA is made of; counts the objects that are made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = (0, 0, 1)
+        self.made = 0
+        names = {"raising": False}
+        monkeypatch.setattr(
+            torch._C, "_cuda_getCurrentStream", lambda index: self.current, **names
+        )
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_stream", self._make)
+        monkeypatch.setattr(streams, "_cuda_streams", {})
+        monkeypatch.setattr(streams, "_MOST_CUDA_STREAMS", 3)
+
+    def _make(self, index: int) -> str:
+        self.made += 1
+        return f"stream {self.current}"
+
+
+def test_the_current_stream_is_looked_up_each_time_and_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played, device = TwoStreams(monkeypatch), torch.device("cuda", 0)
+    for number in (0, 7, 0, 7, 7, 0):
+        played.current = (number, 0, 1)
+        assert str(current_stream(device)) == f"stream {(number, 0, 1)}"
+    assert played.made == 2
+    # Many streams of the user's own are not kept for ever.
+    for number in range(50):
+        played.current = (number, 0, 1)
+        assert str(current_stream(device)) == f"stream {(number, 0, 1)}"
+        assert len(streams._cuda_streams) <= 3

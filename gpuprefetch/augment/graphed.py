@@ -106,13 +106,22 @@ class GraphedTransform:
         A loader then need not set generators, which takes longer than the replay.
 
         Returns:
-            None where there is no such graph, or it has not been called yet with plain
-            tensors like these: call the transform itself.
+            None where there is no such graph, or not yet: call the transform itself.
         """
-        captured = self._recent.get(_quick_key(self.fn, inputs))
+        key = _quick_key(self.fn, inputs)
+        tensors: Sequence[Tensor] = inputs
+        if key is not None:
+            captured = self._recent.get(key)
+        else:
+            leaves, spec = pytree.tree_flatten((inputs, {}))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            if not _is_on_cuda(tensors) or _why_not(leaves, tensors):
+                return None
+            signature = _signature(self.fn, leaves, spec, tensors)
+            captured = self._captured.get(signature)
         if captured is None or captured.draws or _is_capturing():
             return None
-        return functools.partial(self._replay, captured, inputs)
+        return functools.partial(self._replay, captured, tensors)
 
     def _replay(self, captured: Captured, tensors: Sequence[Tensor]) -> Any:
         with torch.no_grad(), self._lock:

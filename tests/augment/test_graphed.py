@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import kornia.augmentation as K
@@ -26,6 +27,11 @@ def double(x: Tensor, *rest: object) -> Tensor:
     return x * 2
 
 
+def look(tensor: Tensor) -> tuple[object, ...]:
+    """What a graph depends on."""
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """The arguments of each capture, flat; CPU tensors count as CUDA's."""
@@ -35,10 +41,15 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
         calls.append(leaves)
         return leaves
 
-    monkeypatch.setattr(module, "_is_on_cuda", bool)
+    def replay(captured: list[Any], tensors: Sequence[Tensor]) -> str:
+        expected = [leaf for leaf in captured if isinstance(leaf, Tensor)]
+        assert list(map(look, tensors)) == list(map(look, expected)), "another graph"
+        return "replayed"
+
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
     monkeypatch.setattr(module, "_is_capturing", lambda: False)
     monkeypatch.setattr(module, "capture", capture)
-    monkeypatch.setattr(module, "replay", lambda captured, tensors: "replayed")
+    monkeypatch.setattr(module, "replay", replay)
     return calls
 
 
@@ -73,9 +84,31 @@ def test_augmentations_that_draw_on_the_host_are_refused(fn: nn.Module) -> None:
 def test_one_capture_for_each_signature(captures: list[list[Any]]) -> None:
     graphed = GraphedTransform(double, max_signatures=9)
     x = torch.rand(4, 6)
-    for args in [(x,), (x.half(),), (x.t(),), (x, 1), (x, True), (x, 1.0), ([x], "a")]:
-        assert graphed(*args) == graphed(*args) == "replayed"
-    assert len(captures) == 7
+    kinds = [(x,), (x.half(),), (x.t(),), (x, 1), (x, True), (x, 1.0), ([x], "a")]
+    kinds.append((x[:, :3], x))
+    for _ in range(3):
+        for args in kinds:
+            assert graphed(*args) == "replayed"
+    assert len(captures) == 8
+
+
+def test_a_loader_is_told_of_graphs_that_draw_nothing(
+    captures: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Captured(list[Any]):
+        draws = False
+
+    capture = module.capture
+    monkeypatch.setattr(module, "capture", lambda *args: Captured(capture(*args)))
+    graphed, x = GraphedTransform(double), torch.rand(4, 6)
+    for inputs in [(x,), (x, x[:2]), ((x, 1),), ({"image": x},)]:
+        assert graphed.without_draws(inputs) is None, "not captured yet"
+        graphed(*inputs)
+        replay = graphed.without_draws(inputs)
+        assert replay is not None
+        assert replay() == "replayed"
+    monkeypatch.setattr(Captured, "draws", True)
+    assert graphed.without_draws((x,)) is None
 
 
 def test_autocast_and_training_are_part_of_the_signature(
