@@ -18,6 +18,7 @@ import os
 import queue
 import threading
 import weakref
+from time import monotonic
 from typing import Protocol
 
 import torch
@@ -35,6 +36,7 @@ _logger = logging.getLogger(__name__)
 # How long closing waits for a thread that is inside the source's own code. The thread
 # cannot be interrupted there; it ends by itself at the source's next batch or error.
 _JOIN_TIMEOUT_S = 2.0
+_JOIN_STEP_S = 0.1
 
 
 class Feeder(Protocol):
@@ -171,8 +173,7 @@ class ThreadFeeder:
         if self._thread is threading.current_thread():
             # The garbage collector came to a dropped pass in here.
             return
-        self._thread.join(_JOIN_TIMEOUT_S)
-        if self._thread.is_alive():
+        if not self._ends_in_time():
             _logger.warning(
                 "the source is still busy with a batch %s s after its pass was closed; "
                 "thread %s ends when that batch is done. Look for a dataset or worker "
@@ -181,6 +182,19 @@ class ThreadFeeder:
                 _JOIN_TIMEOUT_S,
                 self._thread.name,
             )
+
+    def _ends_in_time(self) -> bool:
+        """Wait for the thread, unless it will end by itself.
+
+        Ctrl-C ends the workers too. The thread may wait for a batch of theirs until
+        torch looks after them, which it does every five seconds.
+        """
+        deadline_s = monotonic() + _JOIN_TIMEOUT_S
+        while monotonic() < deadline_s:
+            self._thread.join(_JOIN_STEP_S)
+            if not self._thread.is_alive() or self._puller.has_lost_workers:
+                return True
+        return False
 
     def drop_iterator(self) -> None:
         """Let go of the source's iterator, and of its workers.

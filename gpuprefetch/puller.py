@@ -66,6 +66,12 @@ class Puller:
         state = None if self._read_state is None else deepcopy(self._read_state())
         return Entry(None if batch is _END else self._prepare(batch), state)
 
+    @property
+    def has_lost_workers(self) -> bool:
+        """Tell whether all worker processes of the source have ended."""
+        workers = list(getattr(self._iterator, "_workers", ()))
+        return bool(workers) and not any(worker.is_alive() for worker in workers)
+
     def drop_iterator(self) -> None:
         """Let go of the source's iterator, and end its workers.
 

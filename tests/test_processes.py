@@ -140,6 +140,7 @@ print(left or "clean")
         child.signal_all(signal.SIGINT)
         status, out, err = child.finish(20)
         assert (status, out.strip()) == (0, "clean"), err
+        assert "still busy" not in err, "as if the data set hung"
         assert not child.signal_all(signal.SIGKILL), "processes were left"
 
 
@@ -159,6 +160,7 @@ for x in loader:
         assert status == -signal.SIGINT or status == 130
         assert "KeyboardInterrupt" in err
         assert "Exception ignored" not in err
+        assert "still busy" not in err, "as if the data set hung"
         assert not child.signal_all(signal.SIGKILL), "processes were left"
 
 
