@@ -146,7 +146,7 @@ def report(model: nn.Module) -> float:
     weights = hashlib.sha256()
     for weight in model.parameters():
         weights.update(weight.detach().cpu().numpy().tobytes())
-    print(f"{dist.get_world_size()} ranks, device {next(model.parameters()).device}")
+    print(f"ranks: {dist.get_world_size()}, device {next(model.parameters()).device}")
     print(f"weights: {weights.hexdigest()[:16]}")
     print(f"read right: {upright:.1%} upright, {rotated:.1%} rotated")
     return rotated

@@ -46,3 +46,12 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# What users may import beside those names; all other modules are ours.
+_PUBLIC_MODULES = ["augment", "integrations", "ranges", "testing", "workloads"]
+
+
+def __dir__() -> list[str]:
+    """List what is public and can be had: a module, once it is imported."""
+    public = {*__all__, *_PUBLIC_MODULES, "__version__"}
+    return sorted(public & globals().keys())

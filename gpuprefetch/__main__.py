@@ -1,6 +1,14 @@
-"""What does ``python -m gpuprefetch`` run? What :mod:`gpuprefetch.cli` holds."""
+"""What do ``python -m gpuprefetch`` and ``gpuprefetch`` run? :mod:`gpuprefetch.cli`."""
 
+import os
 import sys
+
+
+def run_script() -> int:
+    """Run as the script ``gpuprefetch``; returns the exit code."""
+    # As `python -m` does: the user's own modules lie there.
+    sys.path.insert(0, os.getcwd())
+    return _run()
 
 
 def _run() -> int:

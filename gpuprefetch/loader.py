@@ -338,7 +338,9 @@ class StreamPrefetchLoader(Generic[Batch]):
     def close(self) -> None:
         """End unfinished passes and give pinned memory back. Safe to call twice.
 
-        The loader can be iterated again afterwards.
+        A loop that is still running gets no more batches and ends, without an error.
+        ``state_dict()`` goes on saying where that was, in the middle of the epoch. The
+        loader can be iterated again afterwards; that is the next epoch.
         """
         for unfinished in list(self._passes):
             unfinished.close()

@@ -1,5 +1,6 @@
 """Are the arguments of the loader sound, and what do their defaults stand for?"""
 
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_transforms()
         self._check_inputs()
-        _check_int("depth", self.depth)
+        self._make_int("depth")
         if self.depth < 1:
             raise SettingError(
                 f"depth must be at least 1, got {self.depth}. To prefetch nothing, "
@@ -54,7 +55,11 @@ class Settings:
                     f"{value!r}."
                 )
         if self.seed is not None:
-            _check_int("seed", self.seed)
+            self._make_int("seed")
+
+    def _make_int(self, name: str) -> None:
+        """Turn NumPy's integers, for example, into Python's, which states hold."""
+        object.__setattr__(self, name, _read_int(name, getattr(self, name)))
 
     def _check_transforms(self) -> None:
         for name in ("transform", "batch_transform"):
@@ -91,19 +96,29 @@ class Settings:
                 "inputs is an empty tuple. Name at least one index, key or field, or "
                 "pass None for the default input."
             )
-        if any(not isinstance(name, Hashable) for name in names):
+        if any(not isinstance(n, Hashable) or isinstance(n, bool) for n in names):
             raise SettingTypeError(
                 f"inputs must be an index, a key, a field name, or a tuple of those, "
-                f"got {self.inputs!r}."
+                f"got {self.inputs!r}. Pass inputs=0 or inputs='image', for example."
+            )
+        if len(set(names)) < len(names):
+            raise SettingError(
+                f"inputs={self.inputs!r} names the same input twice, and it could be "
+                "replaced by one result only. Name each input once."
             )
 
 
-def _check_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _read_int(name: str, value: Any) -> int:
+    """Read any integer type; neither a bool nor a tensor is meant as a number here."""
+    try:
+        if isinstance(value, (bool, torch.Tensor)):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
         raise SettingTypeError(
             f"{name} must be an int, got {type(value).__name__} ({value!r}). Pass "
             f"{name}=2, for example."
-        )
+        ) from None
 
 
 def parse_device(device: object) -> torch.device | None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 
 from gpuprefetch.cli.app import main
+from gpuprefetch.cli.plural import counted
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -282,7 +284,7 @@ def test_a_picture_shows_the_samples_and_their_labels(folder: Path) -> None:
         "--samples=2", "--out=grid.png", "--device=cpu",
     )  # fmt: skip
     assert (code, err) == (0, "")
-    assert out == "1 image(s), 2 samples each: grid.png\n"
+    assert out == "1 image, 2 samples each: grid.png\n"
     pixels = np.asarray(Image.open(folder / "grid.png").convert("RGB")).astype(int)
     green = (pixels[..., 1] > 200) & (pixels[..., 0] < 90) & (pixels[..., 2] < 90)
     cyan = (pixels[..., 1] > 200) & (pixels[..., 2] > 200) & (pixels[..., 0] < 90)
@@ -420,3 +422,41 @@ def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     assert "examples:\n  python -m gpuprefetch " + command in shown
     assert max(map(len, shown.splitlines())) <= 88
+
+
+def test_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert capsys.readouterr().out == f"gpuprefetch {version}\n"
+
+
+def test_the_script_finds_the_users_modules_as_python_m_does(folder: Path) -> None:
+    """It is started as an installed one is: with its own folder first in the path."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["gpuprefetch"].partition(":")
+    script = folder / "bin" / "gpuprefetch"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(
+        f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+    )
+    code, out, err = run_python(
+        folder, str(script), "probe", "train:x", "--step=train:step"
+    )
+    assert (code, out) == (2, "")
+    assert err == "python -m gpuprefetch probe: error: train has no 'x'.\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"),
+    [
+        (0, "worker", "0 workers"),
+        (1, "worker", "1 worker"),
+        (2, "image", "2 images"),
+        (1, "batch", "1 batch"),
+        (3, "batch", "3 batches"),
+    ],
+)
+def test_numbers_are_said_in_plain_plurals(number: int, noun: str, said: str) -> None:
+    assert counted(number, noun) == said

@@ -111,6 +111,14 @@ def _prelude() -> dict[str, Any]:
     }
 
 
+def test_the_pages_import_public_modules_only() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    imported = re.findall(r"^ *from gpuprefetch\.([\w.]+) import", text, re.MULTILINE)
+    assert len(imported) > 5
+    (listed,) = re.findall(r"`__all__` of the modules\n(.*?)\. All", text, re.DOTALL)
+    assert set(imported) <= set(re.findall(r"`([\w.]+)`", listed))
+
+
 @pytest.mark.parametrize(("code", "page"), _blocks())
 def test_a_python_block_runs(code: str, page: Path) -> None:
     exec(compile(code, page, "exec"), _prelude())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -91,6 +92,13 @@ def test_no_public_kind_of_error_is_missing_above() -> None:
         ({"depth": None}, SettingTypeError, r"depth must be an int, got NoneType"),
         ({"seed": 1.5}, SettingTypeError, r"seed must be an int, got float \(1\.5\)"),
         ({"seed": "x"}, SettingTypeError, r"seed must be an int, got str"),
+        ({"seed": True}, SettingTypeError, r"seed must be an int, got bool \(True\)"),
+        ({"seed": np.bool_(True)}, SettingTypeError, r"seed must be an int, got bool"),
+        (
+            {"seed": torch.tensor(True)},
+            SettingTypeError,
+            r"seed must be an int, got Tensor",
+        ),
         (
             {"background": "yes"},
             SettingTypeError,
@@ -155,6 +163,21 @@ def test_no_public_kind_of_error_is_missing_above() -> None:
             {"inputs": ["x", "y"], "transform": same},
             SettingTypeError,
             r"inputs must be an index, a key, .*tuple of those, got \['x', 'y'\]",
+        ),
+        (
+            {"inputs": True, "transform": same},
+            SettingTypeError,
+            r"inputs must be an index, .*got True\. Pass inputs=0 or",
+        ),
+        (
+            {"inputs": ("x", False), "transform": same},
+            SettingTypeError,
+            r"inputs must be an index, .*got \('x', False\)",
+        ),
+        (
+            {"inputs": ("x", "y", "x"), "transform": same},
+            SettingError,
+            r"inputs=\('x', 'y', 'x'\) names the same input twice.*each input once",
         ),
     ],
 )

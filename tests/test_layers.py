@@ -315,6 +315,15 @@ def test_all_is_sorted_and_names_what_is_public() -> None:
     assert public == set(gpuprefetch.__all__)
 
 
+@pytest.mark.timeout(60)
+def test_dir_lists_what_is_public_and_no_module_of_ours() -> None:
+    script = "import gpuprefetch{}; print(dir(gpuprefetch))"
+    bare = set(ast.literal_eval(run_script(script.format(""))))
+    assert bare == {*gpuprefetch.__all__, "__version__", "ranges"}
+    more = set(ast.literal_eval(run_script(script.format(".testing"))))
+    assert more == {*bare, "testing"}
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -385,6 +385,26 @@ def test_closing_a_pass_ends_it_for_good() -> None:
             next(iterator)
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_close_in_a_running_loop_ends_it_and_keeps_its_place(background: bool) -> None:
+    def make() -> StreamPrefetchLoader[torch.Tensor]:
+        return StreamPrefetchLoader(count(6), device="cpu", background=background)
+
+    loader, seen = make(), []
+    for batch in loader:
+        seen.append(int(batch))
+        if len(seen) == 2:
+            loader.close()
+    assert seen == [0, 1]
+    state = loader.state_dict()
+    assert (state["epoch"], state["yielded"]) == (0, 2)
+    again = make()
+    again.load_state_dict(state)
+    assert [int(batch) for batch in again] == [2, 3, 4, 5]
+    assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4, 5]
+    assert loader.state_dict()["epoch"] == 2
+
+
 def test_leaving_the_context_closes(device: torch.device) -> None:
     with StreamPrefetchLoader(count(9), device=device, background=True) as loader:
         assert isinstance(loader, StreamPrefetchLoader)

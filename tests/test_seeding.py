@@ -5,6 +5,7 @@ are the seeds themselves, the order of the samples, and the ranks.
 """
 
 import itertools
+import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -267,3 +268,14 @@ def test_any_integer_can_be_mixed(values: tuple[int, ...]) -> None:
     assert 0 <= mix(*values) < 2**63
     assert mix(*values) == mix(*values)
     assert mix(*values) != mix(*values, 0)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int32])
+def test_any_integer_type_seeds_as_its_int_does(kind: type[Any]) -> None:
+    def make(number: Callable[[int], Any]) -> StreamPrefetchLoader[Any]:
+        settings = {"seed": number(3), "depth": number(2)}
+        return StreamPrefetchLoader(count(3), noise, device="cpu", **settings)
+
+    plain, other = make(int), make(kind)
+    assert equal(list(plain), list(other))
+    assert json.dumps(plain.state_dict()) == json.dumps(other.state_dict())

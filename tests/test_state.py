@@ -398,3 +398,12 @@ def test_meta_a_faulty_state_is_seen(faulty: type[StreamPrefetchLoader[Any]]) ->
         assert_resumes_at_every_step(
             lambda: faulty(shuffled(), noise, device="cpu"), epochs=1
         )
+
+
+def test_another_transform_is_not_noticed() -> None:
+    """As documented: it is not compared. The samples are right all the same."""
+    left = StreamPrefetchLoader(count(3), noise, device="cpu", seed=1)
+    next(iter(left))
+    right = StreamPrefetchLoader(count(3), torch.neg, device="cpu", seed=1)
+    right.load_state_dict(left.state_dict())
+    assert [int(batch) for batch in right] == [-1, -2]

@@ -32,7 +32,7 @@ def train(*arguments: str, num_ranks: int, limit_s: float = 60) -> Trained:
     """
     said = torchrun(_EXAMPLE, *arguments, num_ranks=num_ranks, limit_s=limit_s)
     found = re.search(
-        r"(\d+) ranks, device (\S+)\nweights: (\w+)\n"
+        r"ranks: (\d+), device (\S+)\nweights: (\w+)\n"
         r"read right: ([\d.]+)% upright, ([\d.]+)% rotated",
         said,
     )

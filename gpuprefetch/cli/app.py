@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import gpuprefetch
 from gpuprefetch.cli.bench import add_to as add_bench
 from gpuprefetch.cli.demo import add_to as add_demo
 from gpuprefetch.cli.plot import add_to as add_plot
@@ -18,7 +19,7 @@ from gpuprefetch.errors import GpuPrefetchError
 
 __all__ = ["main"]
 
-_PROGRAM = "python -m gpuprefetch"  # What a user types; there is no shorter command.
+_PROGRAM = "python -m gpuprefetch"  # Works where the script is not installed, too.
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
@@ -64,6 +65,8 @@ def _build_parser() -> argparse.ArgumentParser:
         description="Copies and augments the next batch while the model trains on "
         "this one.",
     )
+    version = f"gpuprefetch {gpuprefetch.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(
         dest="name", metavar="COMMAND", required=True, parser_class=_Parser
     )

@@ -20,6 +20,7 @@ from gpuprefetch.cli.comparison import (
     count_cores,
     default_sizes,
 )
+from gpuprefetch.cli.plural import counted
 from gpuprefetch.cli.table import format_table
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.plot import import_figure, save_grid
@@ -143,9 +144,10 @@ def _describe(sizes: DemoSizes, device: torch.device) -> str:
         f"Training on {name}, {count_cores()} CPU cores, torch "
         f"{torch.__version__}\n"
         f"{len(PHOTOGRAPHS)} photographs cut to {sizes.image_size} x "
-        f"{sizes.image_size}, batches of {sizes.batch_size}, {sizes.num_workers} "
-        f"worker(s), {sizes.num_rounds} rounds of "
-        f"{sizes.num_batches} batches on the clock\n"
+        f"{sizes.image_size}, batches of {sizes.batch_size}, "
+        f"{counted(sizes.num_workers, 'worker')}, "
+        f"{counted(sizes.num_rounds, 'round')} of "
+        f"{counted(sizes.num_batches, 'batch')} on the clock\n"
         "crop, resize, rotate, blur, normalize: drawn anew for every image\n"
     )
 
@@ -169,7 +171,7 @@ def _format_results(results: Sequence[PipelineResult], num_rounds: int) -> str:
         if all(map(math.isfinite, losses))
         else "\nA loss is not finite: do not trust these numbers."
     )
-    rounds = f"Steps a second: the median of {num_rounds} rounds, in turns"
+    rounds = f"Steps a second: the median of {counted(num_rounds, 'round')}, in turns"
     return f"{rounds}\n\n{format_table(header, rows)}{note}"
 
 

@@ -19,6 +19,7 @@ from gpuprefetch.cli.objects import (
     load_transform,
     running_user_code,
 )
+from gpuprefetch.cli.plural import counted
 from gpuprefetch.cli.table import format_table
 from gpuprefetch.probe import Effort, Probe, probe
 from gpuprefetch.settings import resolve_device
@@ -178,8 +179,8 @@ def format_probe(result: Probe) -> str:
     gain = result.gain
     return "\n".join(
         (
-            f"{_name(result.device)}, {result.rounds} rounds of {result.batches} "
-            "batches, in turns",
+            f"{_name(result.device)}, {counted(result.rounds, 'round')} of "
+            f"{counted(result.batches, 'batch')}, in turns",
             "",
             table,
             "",

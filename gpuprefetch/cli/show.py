@@ -14,6 +14,7 @@ import torch
 from gpuprefetch.cli.arguments import at_least, available_device, default_device
 from gpuprefetch.cli.labels import Labels, read_image, read_labels
 from gpuprefetch.cli.objects import CommandError, load_transform, running_user_code
+from gpuprefetch.cli.plural import counted
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.plot import Overlay, import_figure, save_grid
 
@@ -101,7 +102,8 @@ def _run(options: argparse.Namespace) -> int:
         overlays=overlays,
         heading=options.transform,
     )
-    print(f"{len(options.images)} image(s), {options.samples} samples each: ", end="")
+    images, samples = len(options.images), options.samples
+    print(f"{counted(images, 'image')}, {counted(samples, 'sample')} each: ", end="")
     print(options.out)
     return 0
 

@@ -59,10 +59,12 @@ def prepare(
         What the loop iterates, in the place of ``loader``.
 
     Raises:
-        SettingTypeError: The source is no bare DataLoader.
+        SettingTypeError: The source is no bare DataLoader, or an argument is no
+            Accelerator or no StreamPrefetchLoader.
         SettingError: It was prepared before; or Accelerate would dispatch the batches
             of this source from one process, as it does for iterable data sets.
     """
+    _check_types(accelerator, loader)
     source: Any = loader.source
     if not isinstance(source, DataLoader) or hasattr(source, "base_dataloader"):
         raise SettingTypeError(
@@ -92,6 +94,19 @@ def prepare(
     loader.source = part = shard.base_dataloader
     _prepared.add(part)
     return AcceleratedLoader(loader, shard)
+
+
+def _check_types(accelerator: object, loader: object) -> None:
+    # One that is prepared already gets its own answer.
+    is_loader = isinstance(loader, (StreamPrefetchLoader, AcceleratedLoader))
+    if isinstance(accelerator, Accelerator) and is_loader:
+        return
+    raise SettingTypeError(
+        "prepare() takes an Accelerator and a StreamPrefetchLoader, in this order, got "
+        f"{type(accelerator).__name__} and {type(loader).__name__}. Write "
+        "prepare(accelerator, StreamPrefetchLoader(DataLoader(...), "
+        "device=accelerator.device))."
+    )
 
 
 class AcceleratedLoader(DataLoaderStateMixin, Generic[Batch]):  # type: ignore[misc]

@@ -162,6 +162,18 @@ def test_what_cannot_be_sharded_is_refused(accelerator: Accelerator) -> None:
         prepare(accelerator, build_loader()).load_state_dict({"epoch": 1})
 
 
+def test_wrong_arguments_are_named(accelerator: Accelerator) -> None:
+    loader = build_loader()
+    refused: list[tuple[Any, Any, str]] = [
+        (accelerator, loader.source, "got Accelerator and DataLoader"),
+        (loader, accelerator, "got StreamPrefetchLoader and Accelerator"),
+        (None, loader, "got NoneType and StreamPrefetchLoader"),
+    ]
+    for one, other, got in refused:
+        with pytest.raises(SettingTypeError, match=rf"{got}\. Write prepare\("):
+            prepare(one, other)
+
+
 def test_accelerate_passes_over_the_loader_itself(accelerator: Accelerator) -> None:
     """If it sharded it one day, the documentation should say so."""
     loader = build_loader()

@@ -161,6 +161,42 @@ def test_resume_from_a_checkpoint_is_exact(
     assert torch.equal(whole.weight, resumed.weight)
 
 
+def shuffled(generator: torch.Generator | None = None) -> DataLoader[Any]:
+    data = build_source().dataset
+    return DataLoader(data, 4, shuffle=True, generator=generator)
+
+
+def resume_elsewhere(
+    source: Callable[[], Any], tmp_path: Path
+) -> tuple[Recorder, Recorder]:
+    """Train whole, and from the checkpoint with torch's generator in another state."""
+    torch.manual_seed(0)
+    whole = fit(Recorder(builder(source=source)), tmp_path)
+    torch.manual_seed(99)
+    resumed = Recorder(builder(source=source))
+    checkpoint = str(tmp_path / f"step={SAVED_AT}.ckpt")
+    fit(resumed, tmp_path / "again", ckpt_path=checkpoint)
+    return whole, resumed
+
+
+@pytest.mark.parametrize(
+    "source", [build_source, lambda: shuffled(torch.Generator().manual_seed(5))]
+)
+def test_a_resume_is_exact_in_later_epochs_if_the_order_is_the_samplers_own(
+    source: Callable[[], Any], tmp_path: Path
+) -> None:
+    assert is_same(*resume_elsewhere(source, tmp_path), skip=SAVED_AT)
+
+
+def test_a_bare_shuffle_resumes_the_epoch_and_not_later_ones(tmp_path: Path) -> None:
+    """As documented: a Lightning checkpoint does not hold torch's generator."""
+    whole, resumed = resume_elsewhere(shuffled, tmp_path)
+    assert not is_same(whole, resumed, skip=SAVED_AT)
+    num_later = NUM_BATCHES  # Of the third epoch.
+    del whole.steps[-num_later:], resumed.steps[-num_later:]
+    assert is_same(whole, resumed, skip=SAVED_AT)
+
+
 def test_meta_a_state_that_counts_the_batch_read_ahead_is_seen(tmp_path: Path) -> None:
     """Of a source without a length: one reason for a LightningLoader."""
     build = builder(StreamPrefetchLoader, WithoutLength)
