@@ -1,4 +1,4 @@
-"""Do copies and transforms run under their own modes, and does the loop keep its own?"""
+"""Do copies and transforms run under their own modes, and does the loop keep its?"""
 
 import pytest
 import torch
