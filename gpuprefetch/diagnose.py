@@ -16,6 +16,7 @@ lines, and why there, is in ``thresholds``.
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuprefetch.cores import count_cores, workers_for
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
 
@@ -123,17 +124,23 @@ def _part(ms: float, stats: LoaderStats) -> str:
 def _explain_source(stats: LoaderStats) -> tuple[str, str]:
     figure = f"The loop waits for the source {_part(stats.source_wait_ms.mean, stats)}."
     if stats.num_workers == 0:
-        return figure, "DataLoader(num_workers=4), now 0: batches are made beside it."
-    if stats.num_workers:
-        more = 2 * stats.num_workers
         return figure, (
-            f"DataLoader(num_workers={more}), now {stats.num_workers}, as far as there "
-            "are cores; then cheaper decoding, or augmentation in transform= and not "
-            "in the workers."
+            f"DataLoader(num_workers={workers_for(4)}), now 0: batches are made beside "
+            "it."
         )
+    if stats.num_workers:
+        return figure, _advise_busy_workers(stats.num_workers)
     if not stats.is_threaded:
         return figure, "background=True: a thread pulls the source beside the loop."
     return figure, "A faster source: the thread that pulls it is busy all the time."
+
+
+def _advise_busy_workers(now: int) -> str:
+    cheaper = "cheaper decoding, or augmentation in transform= and not in the workers."
+    more = workers_for(2 * now)
+    if more > now:
+        return f"DataLoader(num_workers={more}), now {now}; then {cheaper}"
+    return f"{now} workers are enough for {count_cores()} CPU cores: {cheaper}"
 
 
 def _explain_packing(stats: LoaderStats) -> tuple[str, str]:

@@ -5,14 +5,18 @@ provoke each verdict are in ``examples/diagnosis``, and ``test_examples_diagnosi
 them.
 """
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpuprefetch import LoaderStats, StreamPrefetchLoader
+from gpuprefetch.cores import workers_for
 from gpuprefetch.diagnose import diagnose
+from gpuprefetch.findings import in_figures
 from gpuprefetch.histogram import Spread
 from gpuprefetch.report import report_on
 from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
@@ -72,6 +76,18 @@ def test_each_kind_of_loop_gets_its_verdict(verdict: str, stats: LoaderStats) ->
     assert (diagnosis.lost_share < NOTHING_TO_GAIN) is is_free
 
 
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let this process seem to have so many CPU cores."""
+
+    def seem(number: int) -> None:
+        monkeypatch.setattr(
+            os, "sched_getaffinity", lambda process: set(range(number)), raising=False
+        )
+
+    return seem
+
+
 @pytest.mark.parametrize(
     ("stats", "setting"),
     [
@@ -89,8 +105,57 @@ def test_each_kind_of_loop_gets_its_verdict(verdict: str, stats: LoaderStats) ->
         (READS, ".item()"),
     ],
 )
-def test_the_advice_fits_the_settings(stats: LoaderStats, setting: str) -> None:
+def test_the_advice_fits_the_settings(
+    stats: LoaderStats, setting: str, cores: Callable[[int], None]
+) -> None:
+    cores(16)
     assert setting in diagnose(stats).advice
+
+
+@pytest.mark.parametrize(
+    ("workers", "num_cores", "advice"),
+    [
+        (0, 16, "num_workers=4"),
+        (0, 2, "num_workers=2"),
+        (0, 1, "num_workers=1"),
+        (2, 3, "num_workers=3"),
+        (2, 2, "2 workers are enough for 2 CPU cores: cheaper decoding"),
+        (4, 2, "4 workers are enough for 2 CPU cores: cheaper decoding"),
+    ],
+)
+def test_no_more_workers_are_advised_than_there_are_cores(
+    workers: int, num_cores: int, advice: str, cores: Callable[[int], None]
+) -> None:
+    cores(num_cores)
+    assert advice in diagnose(replace(SOURCE, num_workers=workers)).advice
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "advice"),
+    [
+        (16, "num_workers=4, or as many as there are cores to spare."),
+        (4, "num_workers=4."),
+        (2, "num_workers=2."),
+    ],
+)
+def test_a_note_asks_for_no_more_workers_than_there_are_cores(
+    num_cores: int, advice: str, cores: Callable[[int], None]
+) -> None:
+    cores(num_cores)
+    (slow,) = in_figures(replace(SOURCE, num_workers=0), "x")
+    assert slow.text.endswith(f"Pass {advice}")
+    (packed,) = in_figures(PAGEABLE, "x")
+    assert f"num_workers={min(num_cores, 4)}, pin_memory=True" in packed.text
+
+
+def test_cores_are_counted_where_a_process_cannot_be_held_to_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert workers_for(4) == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert workers_for(4) == 1
 
 
 def test_a_thread_that_is_busy_packing_is_no_slow_source() -> None:
