@@ -8,7 +8,10 @@ lines, and why there, is in ``thresholds``.
    still for a batch; where there is no such device, the time in ``next``. Is it less
    than 5 % of a step, nothing is to gain: *step-bound*, or *host-bound* where the
    device is found to have run dry all the same.
-2. Else the largest of its possible causes counts. Those on the loop's thread are timed
+2. Where nothing runs beside the loop (on a CPU), the step has a part of the time, too.
+   Is that larger than each cause, the loop is *step-bound* as well, and the advice says
+   what the largest cause leaves to gain.
+3. Else the largest of its possible causes counts. Those on the loop's thread are timed
    as they are. What the device lost beyond them is the side stream's, and is shared out
    between copy and transform as their device times are.
 """
@@ -65,6 +68,9 @@ def diagnose(stats: LoaderStats) -> Diagnosis:
         return _without_a_loss(stats, share)
     causes = _causes(stats, lost_ms)
     verdict = max(causes, key=lambda name: causes[name])
+    step_ms = period_ms - lost_ms
+    if not stats.depth and causes[verdict] < step_ms:
+        return _step_beside(stats, step_ms, share, verdict, causes[verdict])
     figure, advice = _EXPLAIN[verdict](stats)
     return Diagnosis(verdict, figure, advice, share)
 
@@ -110,13 +116,27 @@ def _without_a_loss(stats: LoaderStats, share: float) -> Diagnosis:
     )
 
 
+def _step_beside(
+    stats: LoaderStats, step_ms: float, share: float, cause: Verdict, cause_ms: float
+) -> Diagnosis:
+    """Tell of a step that takes longer than each cause of a loss, in turn with it."""
+    _, advice = _EXPLAIN[cause](stats)
+    gain = cause_ms / max(stats.period_ms.mean, 1e-6)
+    return Diagnosis(
+        "step-bound",
+        f"The training step takes {_part(step_ms, stats)}.",
+        f"At most {gain:.0%} to gain: {_CAUSES_IN_TURN[cause]}. {advice}",
+        share,
+    )
+
+
 # Words #
 
 
 def _part(ms: float, stats: LoaderStats) -> str:
     """Write ``1.20 of 5.10 ms a batch (24 %)``."""
     period_ms = stats.period_ms.mean
-    # The first batch has a part and no period: the part may come out larger.
+    # While a pass runs, its newest batch has parts and no period yet.
     share = min(ms / max(period_ms, 1e-6), 1.0)
     return f"{min(ms, period_ms):.2f} of {period_ms:.2f} ms a batch ({share:.0%})"
 
@@ -214,4 +234,12 @@ _EXPLAIN = {
     "transform-bound (host)": _explain_transform_host,
     "transform-bound (device)": _explain_transform_device,
     "host-bound": _explain_host,
+}
+
+# What takes turns with the step on a CPU, where nothing is packed or sent.
+_CAUSES_IN_TURN: dict[Verdict, str] = {
+    "source-bound": "the source",
+    "copy-bound (pageable)": "the packing",
+    "transform-bound (host)": "the transform",
+    "host-bound": "the handling of a batch",
 }

@@ -218,6 +218,41 @@ def test_on_a_cpu_the_transform_or_the_source_or_the_step_is_the_limit() -> None
     assert "nothing runs beside it" in diagnose(transform).figure
 
 
+@pytest.mark.parametrize(
+    ("given", "part", "name"),
+    [
+        # Of 80.89 ms, as the demo takes them on two cores.
+        ({"transform_host_ms": 11.31, "loader_ms": 11.4}, "14%", "the transform"),
+        ({"source_wait_ms": 30.0, "loader_ms": 9.0}, "37%", "the source"),
+        ({"loader_ms": 8.0}, "10%", "the handling of a batch"),
+    ],
+)
+def test_in_turn_the_verdict_names_the_longest_part_and_the_advice_the_next(
+    given: dict[str, float], part: str, name: str
+) -> None:
+    stats = _inline(period_ms=80.89, **given)
+    diagnosis = diagnose(stats)
+    assert diagnosis.verdict == "step-bound"
+    assert "The training step takes" in diagnosis.figure
+    assert diagnosis.advice.startswith(f"At most {part} to gain: {name}. ")
+    beside = replace(stats, device="cuda:0", depth=2)
+    assert diagnose(beside).verdict != "step-bound"
+
+
+def test_in_turn_a_transform_longer_than_the_step_is_the_limit() -> None:
+    stats = _inline(period_ms=50.0, transform_host_ms=24.0, loader_ms=24.1)
+    assert diagnose(stats).verdict == "step-bound"
+    stats = _inline(period_ms=50.0, transform_host_ms=26.0, loader_ms=26.1)
+    assert diagnose(stats).verdict == "transform-bound (host)"
+    # Two thirds of the time are the loader's, and the step is still the longest part.
+    stats = _inline(
+        period_ms=60.0, source_wait_ms=19.0, transform_host_ms=19.0, loader_ms=19.1
+    )
+    diagnosis = diagnose(stats)
+    assert diagnosis.verdict == "step-bound"
+    assert diagnosis.lost_share > 0.6
+
+
 # The report #
 
 
@@ -238,6 +273,29 @@ def test_the_report_names_the_transform_and_what_was_noticed() -> None:
     assert "12 batches" in report
     assert "transform: abs" in report
     assert "note: a <leaf> is late" in report
+
+
+def test_a_report_without_batches_shows_no_figures() -> None:
+    loader = StreamPrefetchLoader(count(0), abs)
+    before = loader.report()
+    list(loader)
+    for report in (before, loader.report()):
+        lines = report.splitlines()
+        assert lines[0] == "epoch 0: 0 batches, no figures"
+        assert lines[1:] == [
+            "verdict: undecided. 0 batches are too few to tell.",
+            f"next: Look again after at least {FEWEST_BATCHES} batches.",
+            "transform: abs",
+        ]
+
+
+def test_a_report_shows_a_step_once_there_was_one() -> None:
+    batches = iter(loader := StreamPrefetchLoader(count(9)))
+    for _ in range(2):
+        next(batches)
+        assert "per batch" not in loader.report()
+    next(batches)
+    assert "per batch, mean (p99): step " in loader.report()
 
 
 def test_a_name_of_two_lines_takes_one() -> None:
