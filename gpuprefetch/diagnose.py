@@ -120,12 +120,14 @@ def _step_beside(
     stats: LoaderStats, step_ms: float, share: float, cause: Verdict, cause_ms: float
 ) -> Diagnosis:
     """Tell of a step that takes longer than each cause of a loss, in turn with it."""
-    _, advice = _EXPLAIN[cause](stats)
     gain = cause_ms / max(stats.period_ms.mean, 1e-6)
+    advice = f"At most {gain:.0%} to gain: {_CAUSES_IN_TURN[cause]}."
+    if gain >= NOTHING_TO_GAIN:
+        advice += f" {_EXPLAIN[cause](stats)[1]}"
     return Diagnosis(
         "step-bound",
         f"The training step takes {_part(step_ms, stats)}.",
-        f"At most {gain:.0%} to gain: {_CAUSES_IN_TURN[cause]}. {advice}",
+        advice,
         share,
     )
 

@@ -239,6 +239,11 @@ def test_in_turn_the_verdict_names_the_longest_part_and_the_advice_the_next(
     assert diagnose(beside).verdict != "step-bound"
 
 
+def test_in_turn_small_parts_ask_for_no_change() -> None:
+    stats = _inline(period_ms=100.0, source_wait_ms=3.0, loader_ms=4.0)
+    assert diagnose(stats).advice == "At most 4% to gain: the handling of a batch."
+
+
 def test_in_turn_a_transform_longer_than_the_step_is_the_limit() -> None:
     stats = _inline(period_ms=50.0, transform_host_ms=24.0, loader_ms=24.1)
     assert diagnose(stats).verdict == "step-bound"
