@@ -8,7 +8,10 @@ lines, and why there, is in ``thresholds``.
    still for a batch; where there is no such device, the time in ``next``. Is it less
    than 5 % of a step, nothing is to gain: *step-bound*, or *host-bound* where the
    device is found to have run dry all the same.
-2. Else the largest of its possible causes counts. Those on the loop's thread are timed
+2. Where nothing runs beside the loop (on a CPU), the step has a part of the time, too.
+   Is that larger than each cause, the loop is *step-bound* as well, and the advice says
+   what the largest cause leaves to gain.
+3. Else the largest of its possible causes counts. Those on the loop's thread are timed
    as they are. What the device lost beyond them is the side stream's, and is shared out
    between copy and transform as their device times are.
 """
@@ -16,6 +19,7 @@ lines, and why there, is in ``thresholds``.
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuprefetch.cores import count_cores, workers_for
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
 
@@ -64,6 +68,9 @@ def diagnose(stats: LoaderStats) -> Diagnosis:
         return _without_a_loss(stats, share)
     causes = _causes(stats, lost_ms)
     verdict = max(causes, key=lambda name: causes[name])
+    step_ms = period_ms - lost_ms
+    if not stats.depth and causes[verdict] < step_ms:
+        return _step_beside(stats, step_ms, share, verdict, causes[verdict])
     figure, advice = _EXPLAIN[verdict](stats)
     return Diagnosis(verdict, figure, advice, share)
 
@@ -109,13 +116,29 @@ def _without_a_loss(stats: LoaderStats, share: float) -> Diagnosis:
     )
 
 
+def _step_beside(
+    stats: LoaderStats, step_ms: float, share: float, cause: Verdict, cause_ms: float
+) -> Diagnosis:
+    """Tell of a step that takes longer than each cause of a loss, in turn with it."""
+    gain = cause_ms / max(stats.period_ms.mean, 1e-6)
+    advice = f"At most {gain:.0%} to gain: {_CAUSES_IN_TURN[cause]}."
+    if gain >= NOTHING_TO_GAIN:
+        advice += f" {_EXPLAIN[cause](stats)[1]}"
+    return Diagnosis(
+        "step-bound",
+        f"The training step takes {_part(step_ms, stats)}.",
+        advice,
+        share,
+    )
+
+
 # Words #
 
 
 def _part(ms: float, stats: LoaderStats) -> str:
     """Write ``1.20 of 5.10 ms a batch (24 %)``."""
     period_ms = stats.period_ms.mean
-    # The first batch has a part and no period: the part may come out larger.
+    # While a pass runs, its newest batch has parts and no period yet.
     share = min(ms / max(period_ms, 1e-6), 1.0)
     return f"{min(ms, period_ms):.2f} of {period_ms:.2f} ms a batch ({share:.0%})"
 
@@ -123,17 +146,23 @@ def _part(ms: float, stats: LoaderStats) -> str:
 def _explain_source(stats: LoaderStats) -> tuple[str, str]:
     figure = f"The loop waits for the source {_part(stats.source_wait_ms.mean, stats)}."
     if stats.num_workers == 0:
-        return figure, "DataLoader(num_workers=4), now 0: batches are made beside it."
-    if stats.num_workers:
-        more = 2 * stats.num_workers
         return figure, (
-            f"DataLoader(num_workers={more}), now {stats.num_workers}, as far as there "
-            "are cores; then cheaper decoding, or augmentation in transform= and not "
-            "in the workers."
+            f"DataLoader(num_workers={workers_for(4)}), now 0: batches are made beside "
+            "it."
         )
+    if stats.num_workers:
+        return figure, _advise_busy_workers(stats.num_workers)
     if not stats.is_threaded:
         return figure, "background=True: a thread pulls the source beside the loop."
     return figure, "A faster source: the thread that pulls it is busy all the time."
+
+
+def _advise_busy_workers(now: int) -> str:
+    cheaper = "cheaper decoding, or augmentation in transform= and not in the workers."
+    more = workers_for(2 * now)
+    if more > now:
+        return f"DataLoader(num_workers={more}), now {now}; then {cheaper}"
+    return f"{now} workers are enough for {count_cores()} CPU cores: {cheaper}"
 
 
 def _explain_packing(stats: LoaderStats) -> tuple[str, str]:
@@ -207,4 +236,12 @@ _EXPLAIN = {
     "transform-bound (host)": _explain_transform_host,
     "transform-bound (device)": _explain_transform_device,
     "host-bound": _explain_host,
+}
+
+# What takes turns with the step on a CPU, where nothing is packed or sent.
+_CAUSES_IN_TURN: dict[Verdict, str] = {
+    "source-bound": "the source",
+    "copy-bound (pageable)": "the packing",
+    "transform-bound (host)": "the transform",
+    "host-bound": "the handling of a batch",
 }

@@ -17,6 +17,7 @@ import torch
 
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.containers import has_own_to, tensors_within
+from gpuprefetch.cores import count_cores, workers_for
 from gpuprefetch.kinds import (
     is_fused_module,
     is_kornia_augmentation,
@@ -40,6 +41,10 @@ __all__ = [
     "in_syncs",
     "pageable_leaf",
 ]
+
+
+# Workers that a user is told to begin with, where there are as many cores.
+_FEW_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +217,19 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
             "num_workers=0",
             f"DataLoader(num_workers=0) makes its batches in this process: the loop "
             f"waits {source_ms:.1f} of {period_ms:.1f} ms a batch for them. Pass "
-            "num_workers=4, or as many as there are cores to spare.",
+            f"num_workers={_workers_to_pass()}.",
         )
     if not stats.depth:
         return  # Nothing is copied or overlapped there.
-    pin_ms = stats.pin_ms.mean
+    # While a pass runs, its newest batch has parts and no period yet.
+    pin_ms = min(stats.pin_ms.mean, period_ms)
     if not stats.is_threaded and pin_ms >= NOTHING_TO_GAIN * period_ms:
         yield Finding(
             "pageable",
             f"{pageable_path or 'the batch'} arrives in pageable memory, and packing "
             f"it takes the loop {pin_ms:.2f} of {period_ms:.2f} ms a batch. Pass "
-            "background=True, or DataLoader(num_workers=4, pin_memory=True).",
+            "background=True, or DataLoader("
+            f"num_workers={workers_for(_FEW_WORKERS)}, pin_memory=True).",
         )
     on_device_ms = stats.copy_ms.mean + stats.transform_ms.mean
     own_ms = stats.own_ms
@@ -233,3 +240,9 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
             f"and all that it hides is {on_device_ms:.2f} ms of copy and transform. "
             "Use larger batches, or no prefetching.",
         )
+
+
+def _workers_to_pass() -> str:
+    workers = workers_for(_FEW_WORKERS)
+    more = ", or as many as there are cores to spare"
+    return f"{workers}{more if count_cores() > workers else ''}"

@@ -65,16 +65,17 @@ class Stage(Shown):
 
     Args:
         range_name: What profilers call it; empty: they are not shown it.
-        times_ms: Where each block's time is counted; ``None``: only ``total_s`` is.
     """
 
-    __slots__ = ("_started", "_times_ms", "total_s")
+    __slots__ = ("_started", "times_ms", "total_s")
 
-    def __init__(self, range_name: str, times_ms: Histogram | None = None) -> None:
+    def __init__(self, range_name: str) -> None:
         super().__init__(range_name)
-        self._times_ms = times_ms
         self._started = 0.0
         self.total_s = 0.0
+        """Of all blocks so far."""
+        self.times_ms: Histogram | None = None
+        """Where the time of each further block is counted."""
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -83,8 +84,8 @@ class Stage(Shown):
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         elapsed_s = perf_counter() - self._started
         self.total_s += elapsed_s
-        if self._times_ms is not None:
-            self._times_ms.add(elapsed_s * 1e3)
+        if self.times_ms is not None:
+            self.times_ms.add(elapsed_s * 1e3)
         super().__exit__(kind, error, traceback)
 
 
@@ -133,19 +134,20 @@ class Meter:
         self.is_over = False
         """The pass has ended, in whichever way."""
         self._on_first_batches = on_first_batches
-        self._times = times = _Times()
+        self._times = _Times()
         self._queue_depth = Histogram()
         self._device_bytes = 0
         # Stages #
-        self.pinning = Stage(ranges.PIN, times.pin_ms)
+        self.pinning = Stage(ranges.PIN)
         self.waiting_for_source = Stage(ranges.WAIT)
         self.waiting_for_device = Stage("")
         self.copying = Shown(ranges.COPY)
-        self.transforming = Stage(ranges.TRANSFORM, times.transform_host_ms)
+        self.transforming = Stage(ranges.TRANSFORM)
         self.handing_off = Shown(ranges.HAND_OFF)
         # Of the newest `next` #
         self._started_s = self._ended_s = self._first_s = 0.0
         self._source_total_s = self._device_total_s = 0.0
+        self._pin_total_s = self._transform_total_s = 0.0
         # On the device #
         self._issued = 0
         self._num_dry = self._num_asked = 0
@@ -178,28 +180,41 @@ class Meter:
     def end_next(self) -> None:
         """The loop gets its batch."""
         self._ended_s = ended_s = perf_counter()
-        source_total_s = self.waiting_for_source.total_s
+        times = self._times
+        pin_s = 0.0
         if not self.is_threaded:
             # Packed while the source was asked, by the loop's own thread.
-            source_total_s -= self.pinning.total_s
-        source_s = source_total_s - self._source_total_s
+            pin_s = self.pinning.total_s - self._pin_total_s
+        source_s = self.waiting_for_source.total_s - self._source_total_s
         device_s = self.waiting_for_device.total_s - self._device_total_s
+        transform_s = self.transforming.total_s - self._transform_total_s
+        self._pin_total_s += pin_s
         self._source_total_s += source_s
         self._device_total_s += device_s
+        self._transform_total_s += transform_s
+        source_s -= pin_s
         if self.yielded:
             next_s = ended_s - self._started_s
-            self._times.source_wait_ms.add(source_s * 1e3)
-            self._times.device_wait_ms.add(device_s * 1e3)
-            self._times.loader_ms.add((next_s - source_s - device_s) * 1e3)
+            times.source_wait_ms.add(source_s * 1e3)
+            times.device_wait_ms.add(device_s * 1e3)
+            times.loader_ms.add((next_s - source_s - device_s) * 1e3)
+            # Parts of that, of the same batches; not measured where there is none.
+            if self._pin_total_s:
+                times.pin_ms.add(pin_s * 1e3)
+            if self._transform_total_s:
+                times.transform_host_ms.add(transform_s * 1e3)
         else:
             self._first_s = ended_s - self._started_s
+            if self.is_threaded:
+                self.pinning.times_ms = times.pin_ms
         self.yielded += 1
         if self.yielded == _FIRST_BATCHES:
             self._look_at_first_batches()
 
     def note_pull(self, seconds: float) -> None:
         """The source gave a batch after that time."""
-        self._times.pull_ms.add(seconds * 1e3)
+        if self.yielded:
+            self._times.pull_ms.add(seconds * 1e3)
 
     def end_pass(self) -> None:
         """The source ended; there is no further batch."""
@@ -217,7 +232,9 @@ class Meter:
     def begin_copy(self, side: SideStream) -> None:
         """Copies are about to be issued on the side stream."""
         self._copy = None
-        if self._samples(self._issued):
+        # Not of those before the first is yielded: they load kernels and choose
+        # algorithms.
+        if self.yielded and self._samples(self._issued):
             begun = side.record_timing(self._spare)
             self._copy = _TimedCopy(begun, -self.copied_bytes)
         self._issued += 1

@@ -8,8 +8,11 @@ distributed.
 
 [Note: What is expected]
 Where copies and transforms run beside the loop, a step cannot take less than the
-slowest of its parts alone. Elsewhere they take turns, and only worker processes run
-beside them.
+slowest of its parts alone. Elsewhere they take turns in either loop, and only worker
+processes run beside them: no gain is to be expected from overlap.
+
+A loop that is faster than the parts it consists of shows that the parts, which are
+measured once, were disturbed.
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -32,13 +35,15 @@ from gpuprefetch.move import move_leaf
 from gpuprefetch.selection import Selection
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import is_asynchronous
-from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN
+from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, TOO_WIDE
 from gpuprefetch.transform import fusion_of
 from gpuprefetch.workloads import to_unit_float
 
 __all__ = ["Effort", "Gain", "Probe", "interval_of_median", "probe"]
 
 Batches = Generator[Any, None, None]
+
+Answer = Literal["helps", "does not help", "slower", "cannot tell"]
 
 # What an interval should cover, where there are enough rounds for it.
 _CONFIDENCE = 0.95
@@ -74,12 +79,14 @@ class Gain:
     """Share of such measurements whose interval holds the true median."""
 
     @property
-    def answer(self) -> Literal["helps", "does not help", "slower"]:
-        """Say whether it helps; a gain that one run cannot show is none."""
+    def answer(self) -> Answer:
+        """Say whether it helps, if the rounds agree enough to tell."""
         if self.low > 1.0 and self.median >= 1.0 + NOTHING_TO_GAIN:
             return "helps"
         if self.high < 1.0 and self.median <= 1.0 - NOTHING_TO_GAIN:
             return "slower"
+        if self.low < 1.0 - TOO_WIDE or self.high > 1.0 + TOO_WIDE:
+            return "cannot tell"
         return "does not help"
 
 
@@ -107,6 +114,8 @@ class Probe:
     """Which part bounds a step; see [Note: What is expected]."""
     limit_ms: float
     """How long that takes."""
+    is_overlapped: bool
+    """Copies and transforms run beside the loop on that device."""
     gain: Gain
     """What was gained."""
     verdict: str
@@ -117,15 +126,31 @@ class Probe:
     """The one setting to change next."""
 
     @property
-    def expected_gain(self) -> float:
-        """The most that any loader could gain, by the parts alone."""
-        return self.plain_ms / self.limit_ms
+    def expected_gain(self) -> float | None:
+        """The most that overlap could gain, by the parts alone; ``None``: nothing
+        overlaps there, or the parts contradict the loops.
+        """
+        if not self.is_overlapped or self.is_contradicted:
+            return None
+        return self.plain_ms / max(self.limit_ms, 1e-9)
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether a loop was faster than the parts it consists of: too noisy."""
+        return self.fastest_ms < (1.0 - NOTHING_TO_GAIN) * self.limit_ms
+
+    @property
+    def fastest_ms(self) -> float:
+        """The faster of the loops that the limit holds for."""
+        # In turn it has the transform as the plain loop runs it: ours may be fused.
+        return min(self.plain_ms, self.ours_ms) if self.is_overlapped else self.plain_ms
 
     def as_dict(self) -> dict[str, Any]:
         """Give all of it in values that JSON knows."""
         return {
             **asdict(self),
             "expected_gain": self.expected_gain,
+            "is_contradicted": self.is_contradicted,
             "answer": self.gain.answer,
         }
 
@@ -186,6 +211,7 @@ def probe(
         ours_ms=median(ours),
         limit=limit,
         limit_ms=limit_ms,
+        is_overlapped=is_asynchronous(device),
         gain=Gain(median(gains), *interval_of_median(gains)),
         verdict=diagnosis.verdict,
         figure=diagnosis.figure,

@@ -35,11 +35,12 @@ def report_on(stats: LoaderStats) -> Report:
         f"epoch {stats.epoch}: {stats.batches} batches, {_volume(stats)}",
         f"verdict: {diagnosis.verdict}. {diagnosis.figure}",
         f"next: {diagnosis.advice}",
-        f"per batch, mean (p99): {_host(stats)}",
+        *_host_lines(stats),
         *_device_lines(stats),
         f"transform: {stats.transform}",
-        f"memory: {_memory(stats)}",
     ]
+    if stats.batches:
+        lines.append(f"memory: {_memory(stats)}")
     lines += [f"note: {note}" for note in stats.notes]
     # A class or a key may have any name, even one of two lines.
     return Report("\n".join(" ".join(line.split()) for line in lines))
@@ -58,8 +59,11 @@ def _write(name: str, spread: Spread) -> str:
     return f"{name} {spread.mean:.2f} ({spread.p99:.2f}) ms"
 
 
-def _host(stats: LoaderStats) -> str:
-    return ", ".join(
+def _host_lines(stats: LoaderStats) -> list[str]:
+    """Give one line, or none before a step was measured."""
+    if not stats.period_ms.count:
+        return []
+    figures = ", ".join(
         _write(name, spread)
         for name, spread in (
             ("step", stats.period_ms),
@@ -68,6 +72,7 @@ def _host(stats: LoaderStats) -> str:
             ("loader", stats.loader_ms),
         )
     )
+    return [f"per batch, mean (p99): {figures}"]
 
 
 def _device_lines(stats: LoaderStats) -> list[str]:
@@ -85,8 +90,10 @@ def _device_lines(stats: LoaderStats) -> list[str]:
 
 
 def _memory(stats: LoaderStats) -> str:
-    return (
+    text = (
         f"{stats.pinned_bytes / 2**20:.1f} MiB pinned, "
-        f"{stats.device_bytes / 2**20:.1f} MiB in flight, "
-        f"{stats.queue_depth.mean:.1f} batches in hand"
+        f"{stats.device_bytes / 2**20:.1f} MiB in flight"
     )
+    if not stats.queue_depth.count:
+        return text
+    return f"{text}, {stats.queue_depth.mean:.1f} batches in hand"

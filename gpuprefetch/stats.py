@@ -5,10 +5,10 @@ batch, in ms where the name says so, and each is a :class:`Spread`: mean, p50 an
 
 [Note: Which batches count]
 The first ``next`` of a pass starts workers and fills the pipeline: it is ``first_ms``
-and in no other figure. Host times are of every batch after that. Times *on the device*
-need timing events, 2 to 5 us each, so only the first 32 batches of a pass and every
-eighth after them have some; they are read once they are done, and nothing waits for
-them.
+and in no other host time. Those are of every batch after that, and on the loop's thread
+of every ``next``, so that its parts add up. Times *on the device* need timing events, 2
+to 5 us each, so only the first 32 batches of a pass and every eighth after them have
+some; they are read once they are done, and nothing waits for them.
 """
 
 from dataclasses import dataclass, fields
@@ -54,13 +54,14 @@ class LoaderStats:
     and the transform, and packing where no thread pulls. High: many launches."""
     transform_host_ms: Spread = _NONE
     """The part of ``loader_ms`` in which the transform issues its work; on a CPU, does
-    it. High on a GPU: many small launches."""
+    it. High on a GPU: many small launches. 0 at a ``next`` that issues no batch."""
     pull_ms: Spread = _NONE
     """The source took this long for a batch, in whichever thread pulls it. With
     workers: what was left to wait for. Above the period: it is the limit."""
     pin_ms: Spread = _NONE
-    """Packing pageable leaves into pinned memory, in the thread that pulls. 0 when the
-    source pins. High: send smaller data, or let the source pin."""
+    """Packing pageable leaves into pinned memory, in the thread that pulls; a part of
+    ``loader_ms`` where that is the loop's. 0 when the source pins. High: send smaller
+    data, or let the source pin."""
 
     # On the device, per batch that was sampled #
     copy_ms: Spread = _NONE

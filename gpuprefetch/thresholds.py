@@ -7,6 +7,7 @@ __all__ = [
     "NOTHING_TO_GAIN",
     "RUN_DRY",
     "SMALL_BATCH_SHARE",
+    "TOO_WIDE",
 ]
 
 FEWEST_BATCHES = 8
@@ -32,3 +33,8 @@ that takes a core from the loop may cost what it gains."""
 SMALL_BATCH_SHARE = 0.1
 """Share of a step that handling a batch takes. An ordinary loader takes 0.1 ms a batch;
 above this share, the steps are shorter than a millisecond."""
+
+TOO_WIDE = 0.1
+"""An interval of a gain that reaches farther than this from 1 leaves room for a loss or
+a gain that matters: the runs differ too much to tell. Twice the few percent by which
+two runs differ on a quiet machine, since an interval spans all rounds."""

@@ -186,14 +186,16 @@ def test_the_probe_prints_its_measurements_and_an_answer(folder: Path) -> None:
         assert re.search(rf"^{name} alone +\d+\.\d\d +\d+\.\d$", out, re.MULTILINE)
     assert re.search(r"^plain loop +\d", out, re.MULTILINE)
     assert re.search(r"^with StreamPrefetchLoader +\d", out, re.MULTILINE)
-    expected = r"^expected: (at most \d+\.\d\d x|nothing to gain)"
+    expected = r"^expected: (nothing from overlap|too noisy to say): "
     assert re.search(expected, out, re.MULTILINE)
     assert re.search(
         r"^measured: \d+\.\d\d x as fast, \d+\.\d\d to \d+\.\d\d with 50% confidence$",
         out,
         re.MULTILINE,
     )
-    assert re.search(r"^answer:   It (helps|does not help)", out, re.MULTILINE)
+    assert re.search(
+        r"^answer:   (It helps|It does not help|Cannot tell)", out, re.MULTILINE
+    )
     assert re.search(r"^verdict:  [a-z]+-bound", out, re.MULTILINE)
 
 

@@ -5,14 +5,18 @@ provoke each verdict are in ``examples/diagnosis``, and ``test_examples_diagnosi
 them.
 """
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpuprefetch import LoaderStats, StreamPrefetchLoader
+from gpuprefetch.cores import workers_for
 from gpuprefetch.diagnose import diagnose
+from gpuprefetch.findings import in_figures
 from gpuprefetch.histogram import Spread
 from gpuprefetch.report import report_on
 from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
@@ -72,6 +76,18 @@ def test_each_kind_of_loop_gets_its_verdict(verdict: str, stats: LoaderStats) ->
     assert (diagnosis.lost_share < NOTHING_TO_GAIN) is is_free
 
 
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let this process seem to have so many CPU cores."""
+
+    def seem(number: int) -> None:
+        monkeypatch.setattr(
+            os, "sched_getaffinity", lambda process: set(range(number)), raising=False
+        )
+
+    return seem
+
+
 @pytest.mark.parametrize(
     ("stats", "setting"),
     [
@@ -89,8 +105,57 @@ def test_each_kind_of_loop_gets_its_verdict(verdict: str, stats: LoaderStats) ->
         (READS, ".item()"),
     ],
 )
-def test_the_advice_fits_the_settings(stats: LoaderStats, setting: str) -> None:
+def test_the_advice_fits_the_settings(
+    stats: LoaderStats, setting: str, cores: Callable[[int], None]
+) -> None:
+    cores(16)
     assert setting in diagnose(stats).advice
+
+
+@pytest.mark.parametrize(
+    ("workers", "num_cores", "advice"),
+    [
+        (0, 16, "num_workers=4"),
+        (0, 2, "num_workers=2"),
+        (0, 1, "num_workers=1"),
+        (2, 3, "num_workers=3"),
+        (2, 2, "2 workers are enough for 2 CPU cores: cheaper decoding"),
+        (4, 2, "4 workers are enough for 2 CPU cores: cheaper decoding"),
+    ],
+)
+def test_no_more_workers_are_advised_than_there_are_cores(
+    workers: int, num_cores: int, advice: str, cores: Callable[[int], None]
+) -> None:
+    cores(num_cores)
+    assert advice in diagnose(replace(SOURCE, num_workers=workers)).advice
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "advice"),
+    [
+        (16, "num_workers=4, or as many as there are cores to spare."),
+        (4, "num_workers=4."),
+        (2, "num_workers=2."),
+    ],
+)
+def test_a_note_asks_for_no_more_workers_than_there_are_cores(
+    num_cores: int, advice: str, cores: Callable[[int], None]
+) -> None:
+    cores(num_cores)
+    (slow,) = in_figures(replace(SOURCE, num_workers=0), "x")
+    assert slow.text.endswith(f"Pass {advice}")
+    (packed,) = in_figures(PAGEABLE, "x")
+    assert f"num_workers={min(num_cores, 4)}, pin_memory=True" in packed.text
+
+
+def test_cores_are_counted_where_a_process_cannot_be_held_to_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert workers_for(4) == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert workers_for(4) == 1
 
 
 def test_a_thread_that_is_busy_packing_is_no_slow_source() -> None:
@@ -153,6 +218,46 @@ def test_on_a_cpu_the_transform_or_the_source_or_the_step_is_the_limit() -> None
     assert "nothing runs beside it" in diagnose(transform).figure
 
 
+@pytest.mark.parametrize(
+    ("given", "part", "name"),
+    [
+        # Of 80.89 ms, as the demo takes them on two cores.
+        ({"transform_host_ms": 11.31, "loader_ms": 11.4}, "14%", "the transform"),
+        ({"source_wait_ms": 30.0, "loader_ms": 9.0}, "37%", "the source"),
+        ({"loader_ms": 8.0}, "10%", "the handling of a batch"),
+    ],
+)
+def test_in_turn_the_verdict_names_the_longest_part_and_the_advice_the_next(
+    given: dict[str, float], part: str, name: str
+) -> None:
+    stats = _inline(period_ms=80.89, **given)
+    diagnosis = diagnose(stats)
+    assert diagnosis.verdict == "step-bound"
+    assert "The training step takes" in diagnosis.figure
+    assert diagnosis.advice.startswith(f"At most {part} to gain: {name}. ")
+    beside = replace(stats, device="cuda:0", depth=2)
+    assert diagnose(beside).verdict != "step-bound"
+
+
+def test_in_turn_small_parts_ask_for_no_change() -> None:
+    stats = _inline(period_ms=100.0, source_wait_ms=3.0, loader_ms=4.0)
+    assert diagnose(stats).advice == "At most 4% to gain: the handling of a batch."
+
+
+def test_in_turn_a_transform_longer_than_the_step_is_the_limit() -> None:
+    stats = _inline(period_ms=50.0, transform_host_ms=24.0, loader_ms=24.1)
+    assert diagnose(stats).verdict == "step-bound"
+    stats = _inline(period_ms=50.0, transform_host_ms=26.0, loader_ms=26.1)
+    assert diagnose(stats).verdict == "transform-bound (host)"
+    # Two thirds of the time are the loader's, and the step is still the longest part.
+    stats = _inline(
+        period_ms=60.0, source_wait_ms=19.0, transform_host_ms=19.0, loader_ms=19.1
+    )
+    diagnosis = diagnose(stats)
+    assert diagnosis.verdict == "step-bound"
+    assert diagnosis.lost_share > 0.6
+
+
 # The report #
 
 
@@ -173,6 +278,29 @@ def test_the_report_names_the_transform_and_what_was_noticed() -> None:
     assert "12 batches" in report
     assert "transform: abs" in report
     assert "note: a <leaf> is late" in report
+
+
+def test_a_report_without_batches_shows_no_figures() -> None:
+    loader = StreamPrefetchLoader(count(0), abs)
+    before = loader.report()
+    list(loader)
+    for report in (before, loader.report()):
+        lines = report.splitlines()
+        assert lines[0] == "epoch 0: 0 batches, no figures"
+        assert lines[1:] == [
+            "verdict: undecided. 0 batches are too few to tell.",
+            f"next: Look again after at least {FEWEST_BATCHES} batches.",
+            "transform: abs",
+        ]
+
+
+def test_a_report_shows_a_step_once_there_was_one() -> None:
+    batches = iter(loader := StreamPrefetchLoader(count(9)))
+    for _ in range(2):
+        next(batches)
+        assert "per batch" not in loader.report()
+    next(batches)
+    assert "per batch, mean (p99): step " in loader.report()
 
 
 def test_a_name_of_two_lines_takes_one() -> None:

@@ -31,10 +31,12 @@ ON_A_GPU: dict[str, Verdict] = {
 _RUN = """\
 import importlib, json, logging, sys
 import torch
-torch.set_num_threads(1)
+torch.set_num_threads(2)
 logging.getLogger("gpuprefetch").setLevel(logging.ERROR)
 sys.path.insert(0, sys.argv[1])
-print(json.dumps(importlib.import_module(sys.argv[2]).main()))
+report = importlib.import_module(sys.argv[2]).main()
+assert torch.get_num_threads() == 1, "main() is to use one thread"
+print(json.dumps(report))
 """
 
 

@@ -40,7 +40,7 @@ _LAYERS = [
     ["fingerprint", "generators", "indices", "progress"],
     ["pinned", "streams", "seeding", "stats", "syncs"],
     ["histogram", "kinds", "ranges", "thresholds"],
-    ["batch", "ranks"],
+    ["batch", "cores", "ranks"],
     ["containers"],
     ["errors"],
 ]

@@ -4,10 +4,12 @@ import json
 import random
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from gpuprefetch.cli.probe import format_probe
 from gpuprefetch.errors import SettingError
 from gpuprefetch.probe import Effort, Gain, Probe, interval_of_median, probe
 from tests.fake_clock import FakeClock
@@ -59,7 +61,11 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
     ("gain", "answer"),
     [
         (Gain(1.5, 1.4, 1.6, 0.97), "helps"),
-        (Gain(1.5, 0.9, 1.6, 0.97), "does not help"),
+        (Gain(1.5, 0.9, 1.6, 0.97), "cannot tell"),
+        (Gain(1.3, 0.85, 1.81, 0.97), "cannot tell"),
+        (Gain(0.9, 0.13, 1.17, 0.97), "cannot tell"),
+        (Gain(1.0, 0.89, 1.0, 0.97), "cannot tell"),
+        (Gain(1.0, 0.91, 1.09, 0.97), "does not help"),
         (Gain(1.01, 1.005, 1.02, 0.97), "does not help"),
         (Gain(0.99, 0.98, 0.995, 0.97), "does not help"),
         (Gain(0.8, 0.7, 0.9, 0.97), "slower"),
@@ -67,6 +73,49 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
 )
 def test_a_gain_counts_if_it_shows(gain: Gain, answer: str) -> None:
     assert gain.answer == answer
+
+
+# What is said of it #
+
+ON_A_GPU = Probe(
+    device="meta", rounds=6, batches=50, loader_ms=4.0, step_ms=8.0, transform_ms=2.0,
+    plain_ms=12.0, ours_ms=8.1, limit="step", limit_ms=8.0, is_overlapped=True,
+    gain=Gain(1.48, 1.45, 1.5, 0.97), verdict="step-bound", figure="x.", advice="y.",
+)  # fmt: skip
+ON_A_CPU = replace(
+    ON_A_GPU, device="cpu", plain_ms=14.2, ours_ms=14.1, limit="all parts in turn",
+    limit_ms=14.0, is_overlapped=False, gain=Gain(1.0, 0.97, 1.04, 0.97),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (ON_A_GPU, "at most 1.50 x as fast; the limit is step, 8.00 ms"),
+        (replace(ON_A_GPU, plain_ms=8.0), "nothing to gain; the limit is step"),
+        (ON_A_CPU, "nothing from overlap: cpu does one thing at a time; the limit is "),
+        # Faster than the parts it consists of.
+        (
+            replace(ON_A_GPU, ours_ms=7.0),
+            "too noisy to say: a whole loop takes 7.00 ms",
+        ),
+        (replace(ON_A_CPU, plain_ms=9.0), "too noisy to say: a whole loop takes 9.00 "),
+        # Within what two runs differ by; and ours may run a fused transform.
+        (replace(ON_A_CPU, plain_ms=13.5, ours_ms=9.0), "nothing from overlap"),
+    ],
+)
+def test_no_more_is_expected_than_the_parts_allow(result: Probe, expected: str) -> None:
+    assert f"\nexpected: {expected}" in format_probe(result)
+    is_told = result.is_overlapped and not result.is_contradicted
+    assert (result.expected_gain is not None) is is_told
+
+
+def test_a_wide_interval_is_no_answer() -> None:
+    wide = replace(ON_A_CPU, gain=Gain(1.1, 0.85, 1.81, 0.97))
+    assert "answer:   Cannot tell: the runs differ too much." in format_probe(wide)
+    assert "--rounds" in format_probe(wide)
+    assert "the difference is too small to show" not in format_probe(wide)
+    assert "the difference is too small to show" in format_probe(ON_A_CPU)
 
 
 # Measurements #
@@ -118,7 +167,7 @@ def test_a_gain_is_seen_where_there_is_one(
     assert result.gain.answer == "helps"
     assert result.gain.median > 2
     assert result.gain.low <= result.gain.median <= result.gain.high
-    assert result.expected_gain > 2
+    assert result.expected_gain is None, "nothing overlaps on a CPU"
     assert result.transform_ms is None
 
 
@@ -129,7 +178,8 @@ def test_a_result_is_json() -> None:
     assert read["rounds"] == 3
     assert read["batches"] == 6
     assert read["gain"]["confidence"] == 0.75
-    assert read["answer"] in ("helps", "does not help", "slower")
+    assert read["answer"] in ("helps", "does not help", "slower", "cannot tell")
+    assert read["expected_gain"] is None
 
 
 def test_the_number_of_batches_follows_from_the_time_there_is(

@@ -32,8 +32,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: the page itself")
     options = parser.parse_args()
     sys.path.insert(0, str(_HERE))
-    # Threads of one operation wait for each other where other processes use the cores.
-    torch.set_num_threads(1)
     has_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if has_gpu else "a CPU"
     text = options.page.read_text()

@@ -7,7 +7,6 @@ after the warm-up batches and, on an asynchronous device, stops only when the de
 done all its work.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gpuprefetch.cli.bar import Bar, progress_bar
+from gpuprefetch.cores import count_cores
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.workloads import (
     PHOTOGRAPHS,
@@ -35,7 +35,6 @@ __all__ = [
     "DemoSizes",
     "PipelineResult",
     "compare",
-    "count_cores",
     "default_sizes",
 ]
 
@@ -95,13 +94,6 @@ class Comparison:
     """The training step alone, then the pipelines (a), (b) and (c)."""
     report: str
     """Lines in which the loader of (c) says what it saw in its last round."""
-
-
-def count_cores() -> int:
-    """Count the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def default_sizes(device: torch.device) -> DemoSizes:

@@ -17,11 +17,11 @@ from gpuprefetch.cli.comparison import (
     DemoSizes,
     PipelineResult,
     compare,
-    count_cores,
     default_sizes,
 )
 from gpuprefetch.cli.plural import counted
 from gpuprefetch.cli.table import format_table
+from gpuprefetch.cores import count_cores
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.plot import import_figure, save_grid
 from gpuprefetch.workloads import (

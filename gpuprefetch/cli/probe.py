@@ -56,6 +56,8 @@ _ANSWERS = {
     "helps": "It helps.",
     "does not help": "It does not help here: the difference is too small to show.",
     "slower": "It does not help here: the plain loop is faster. Keep that.",
+    "cannot tell": "Cannot tell: the runs differ too much. Measure again with more "
+    "--batches and --rounds, on a machine that does nothing else.",
 }
 
 
@@ -184,8 +186,7 @@ def format_probe(result: Probe) -> str:
             "",
             table,
             "",
-            f"expected: {_expected(result.expected_gain)}; the limit is "
-            f"{result.limit}, {result.limit_ms:.2f} ms",
+            f"expected: {_expected(result)}",
             f"measured: {gain.median:.2f} x as fast, {gain.low:.2f} to {gain.high:.2f} "
             f"with {gain.confidence:.0%} confidence",
             f"answer:   {_ANSWERS[gain.answer]}",
@@ -195,8 +196,21 @@ def format_probe(result: Probe) -> str:
     )
 
 
-def _expected(gain: float) -> str:
-    return f"at most {gain:.2f} x as fast" if gain > 1 else "nothing to gain"
+def _expected(result: Probe) -> str:
+    limit = f"the limit is {result.limit}, {result.limit_ms:.2f} ms"
+    if result.is_contradicted:
+        return (
+            f"too noisy to say: a whole loop takes {result.fastest_ms:.2f} ms, less "
+            f"than its own limit, {result.limit}, {result.limit_ms:.2f} ms. Measure "
+            "again with more --batches"
+        )
+    gain = result.expected_gain
+    if gain is None:
+        return (
+            f"nothing from overlap: {result.device} does one thing at a time; {limit}"
+        )
+    most = f"at most {gain:.2f} x as fast" if gain > 1 else "nothing to gain"
+    return f"{most}; {limit}"
 
 
 def _name(device: str) -> str:

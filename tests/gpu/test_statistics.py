@@ -121,7 +121,8 @@ def test_pageable_batches_show_as_packing(background: bool) -> None:
     loader = StreamPrefetchLoader(source, device=CUDA, background=background)
     list(loader)
     stats = loader.stats()
-    assert stats.pin_ms.count == _LENGTH
+    # Not what was packed before the loop had its first batch.
+    assert 0 < stats.pin_ms.count < _LENGTH
     assert stats.pin_ms.mean > 0.05
     assert stats.pinned_bytes > 0
 
