@@ -29,9 +29,12 @@ WAYS: dict[str, str | None] = {
 }
 
 
-def pids_on_first_gpu() -> list[int]:
-    """Ask nvidia-smi which processes have something on the first GPU."""
-    query = ["--query-compute-apps=pid", "--format=csv,noheader", "--id=0"]
+def pids_on(gpu: int) -> list[int]:
+    """Ask nvidia-smi which processes have something on a GPU.
+
+    In some containers it shows none, or the numbers that they have outside.
+    """
+    query = ["--query-compute-apps=pid", "--format=csv,noheader", f"--id={gpu}"]
     listed = subprocess.run(
         ["nvidia-smi", *query], capture_output=True, text=True, check=True, timeout=60
     )
@@ -82,7 +85,8 @@ def observe(how: str) -> dict[str, Any]:
         "current": [current_before, torch.cuda.current_device()],
         "reserved_on_first": torch.cuda.memory_reserved(0),
         "has_context_on_first": bool(torch._C._cuda_hasPrimaryContext(0)),
-        "listed_on_first": os.getpid() in pids_on_first_gpu(),
+        "listed_on_first": os.getpid() in pids_on(0),
+        "listed_on_second": os.getpid() in pids_on(1),
     }
 
 
