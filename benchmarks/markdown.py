@@ -14,6 +14,7 @@ __all__ = [
     "figures_table",
     "machine_line",
     "names_of",
+    "ranks_table",
     "ratios_table",
     "speed_cell",
     "speeds_table",
@@ -129,6 +130,29 @@ def figures_table(figures: Iterable[Mapping[str, Any]]) -> str:
         value = f"{one['value']:.3g} {one['unit']}".strip()
         rows.append([one["name"], value, target, "ok" if one["passed"] else "missed"])
     return table(["figure", "measured", "target", ""], rows)
+
+
+def ranks_table(figures: Iterable[Mapping[str, Any]]) -> str:
+    """The speeds of ``ddp``: a rank alone, a rank of two, and the second over the first."""
+    values = {one["name"]: one["value"] for one in figures}
+
+    def speed(title: str, name: str) -> str:
+        share = values.get(f"{title}: {name}, of bound", 1.0)
+        return f"{values[f'{title}: {name}']:.1f} ({share:.1%})"
+
+    prefix = "scaling, 2 GPUs over 2 x 1: "
+    names = [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
+    rows = [
+        [
+            name,
+            speed("1 GPU", name),
+            speed("2 GPUs", name),
+            f"{values[prefix + name]:.1%}",
+        ]
+        for name in names
+    ]
+    head = ["steps/s of a rank (of the bound)", "1 GPU", "2 GPUs", "scaling"]
+    return table(head, rows)
 
 
 def _ratio_row(record: Record, ratio: Ratio) -> list[str]:

@@ -20,7 +20,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmarks.markdown import figures_table, machine_line, ratios_table
+from benchmarks.markdown import (
+    figures_table,
+    machine_line,
+    ranks_table,
+    ratios_table,
+)
 from benchmarks.plots import IMAGES, draw_all
 from benchmarks.record import Record, read_record
 from benchmarks.suite import Suite
@@ -87,12 +92,14 @@ def render_all(
 
 
 def render_figures(folder: Path = RESULTS) -> dict[str, str]:
-    """Make the tables of what ``must_reach`` and ``fused`` promise and measured."""
+    """Make the tables of the benchmarks that are no suites: promises, and figures."""
     rendered = {}
-    for name in ("must_reach", "fused"):
+    for name in ("must_reach", "fused", "ddp"):
         for path in sorted(folder.glob(f"{name}--*.json")):
             report = json.loads(path.read_text())
             rendered[f"figures-{name}"] = figures_table(report["figures"])
+            if name == "ddp":
+                rendered["speeds-ddp"] = ranks_table(report["figures"])
     return rendered
 
 

@@ -15,6 +15,7 @@ from gpuprefetch import StreamPrefetchLoader, streams
 from tests.children import start_script
 from tests.gpu.support import (
     CUDA,
+    PAUSE_CYCLES,
     Bank,
     HostMemory,
     count_differing,
@@ -46,12 +47,13 @@ def _is_consumer_slow(index: int) -> bool:
 class _LateClone:
     """A transform that copies its input, late for every other run of batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_cycles: int = PAUSE_CYCLES) -> None:
+        self._pause_cycles = pause_cycles
         self.num_calls = 0
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         if not _is_consumer_slow(self.num_calls):
-            pause_device()
+            pause_device(self._pause_cycles)
         self.num_calls += 1
         return image.clone()
 
@@ -63,6 +65,7 @@ def count_wrong_batches(
     num_batches: int = _NUM_BATCHES,
     consumer_streams: list[torch.cuda.Stream] | None = None,
     in_step: Callable[[], None] = lambda: None,
+    pause_cycles: int = PAUSE_CYCLES,
 ) -> int:
     """Read every batch late, drop it at once, and count those that were not intact.
 
@@ -77,6 +80,8 @@ def count_wrong_batches(
         consumer_streams: Streams on which the loop works in turn, one for each batch;
             by default the one that is current.
         in_step: What else the loop does in each step.
+        pause_cycles: How late the side stream is when it is late, in GPU clocks: longer
+            than the host takes from there to the reading.
     """
     bank = Bank(num_batches, memory=memory)
     turns = consumer_streams or [torch.cuda.current_stream()]
@@ -86,7 +91,7 @@ def count_wrong_batches(
             wrong.append(torch.zeros((), dtype=torch.int64, device=CUDA))
     loader = StreamPrefetchLoader(
         bank,
-        transform=_LateClone(),
+        transform=_LateClone(pause_cycles),
         inputs="image",
         device="cuda",
         depth=_DEPTH,

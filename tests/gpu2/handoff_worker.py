@@ -20,11 +20,14 @@ import torch
 import torch.distributed as dist
 
 from gpuprefetch import streams
-from tests.gpu.support import HostMemory
+from tests.gpu.support import PAUSE_CYCLES, HostMemory
 from tests.gpu.test_handoff import count_wrong_batches
 
 _NUM_BATCHES = 400
 _NUM_REDUCED = 1 << 22  # float32 values: 16 MB, a usual bucket of gradients.
+# The loop's stream comes to the reading only behind the reduction before, and the host
+# packs and starts another one meanwhile: the side stream has to be later than that.
+_PAUSE_CYCLES = 4 * PAUSE_CYCLES
 
 _WAYS: tuple[tuple[HostMemory, bool], ...] = (
     ("pinned", False),
@@ -78,7 +81,11 @@ def count_wrong(memory: HostMemory, background: bool) -> dict[str, int]:
     """Count batches and sums that were not intact."""
     reducer = Reducer()
     wrong = count_wrong_batches(
-        memory, background, num_batches=_NUM_BATCHES, in_step=reducer.step
+        memory,
+        background,
+        num_batches=_NUM_BATCHES,
+        in_step=reducer.step,
+        pause_cycles=_PAUSE_CYCLES,
     )
     return {
         "wrong_batches": wrong,
