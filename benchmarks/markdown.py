@@ -133,7 +133,7 @@ def figures_table(figures: Iterable[Mapping[str, Any]]) -> str:
 
 
 def ranks_table(figures: Iterable[Mapping[str, Any]]) -> str:
-    """The speeds of ``ddp``: a rank alone, a rank of two, and the second over the first."""
+    """The speeds of ``ddp``: of a rank alone and of one of two, and how they compare."""
     values = {one["name"]: one["value"] for one in figures}
 
     def speed(title: str, name: str) -> str:
@@ -142,15 +142,10 @@ def ranks_table(figures: Iterable[Mapping[str, Any]]) -> str:
 
     prefix = "scaling, 2 GPUs over 2 x 1: "
     names = [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
-    rows = [
-        [
-            name,
-            speed("1 GPU", name),
-            speed("2 GPUs", name),
-            f"{values[prefix + name]:.1%}",
-        ]
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        scaling = f"{values[prefix + name]:.1%}"
+        rows.append([name, speed("1 GPU", name), speed("2 GPUs", name), scaling])
     head = ["steps/s of a rank (of the bound)", "1 GPU", "2 GPUs", "scaling"]
     return table(head, rows)
 
