@@ -133,7 +133,7 @@ def figures_table(figures: Iterable[Mapping[str, Any]]) -> str:
 
 
 def ranks_table(figures: Iterable[Mapping[str, Any]]) -> str:
-    """The speeds of ``ddp``: of a rank alone and of one of two, and how they compare."""
+    """The speeds of ``ddp``: of a rank alone, of one of two, and how they compare."""
     values = {one["name"]: one["value"] for one in figures}
 
     def speed(title: str, name: str) -> str:
