@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 def note_beginning(progress: Progress, source: Any, traits: SourceTraits) -> Origin:
     """Say what sets the order of a pass; a loaded one keeps what set it first.
 
-    Call it right before ``iter(source)``, from the loader's ``__iter__``.
+    Call it right before ``iter(source)``, two calls below the user's ``iter(loader)``.
     """
     parts = PartsOfSource(source)
     progress.source = describe_source(source)
@@ -37,7 +37,7 @@ def note_beginning(progress: Progress, source: Any, traits: SourceTraits) -> Ori
                 f"{name} was given another epoch after load_state_dict(). This pass "
                 f"goes on in the middle of the one that was saved, {saved[name]}; to "
                 "silence this, call set_epoch() with that number.",
-                stacklevel=3,
+                stacklevel=4,
             )
         return progress.origin
     progress.set_epochs = parts.epochs()

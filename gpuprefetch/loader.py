@@ -18,12 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from gpuprefetch.assembly import Surroundings, open_pass
-from gpuprefetch.beginning import (
-    note_beginning,
-    note_draw,
-    note_pause,
-    state_at_start,
-)
+from gpuprefetch.beginning import note_pause
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.errors import SettingTypeError
 from gpuprefetch.figures import Figures
@@ -32,12 +27,10 @@ from gpuprefetch.progress import Progress
 from gpuprefetch.report import Report, report_on
 from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
-from gpuprefetch.seeding import BatchSeeds, draw_base_seed
-from gpuprefetch.selection import Selection
 from gpuprefetch.settings import Settings, parse_device, resolve_device
-from gpuprefetch.source import SourceTraits, start_source
+from gpuprefetch.source import SourceTraits
+from gpuprefetch.starting import start
 from gpuprefetch.stats import LoaderStats
-from gpuprefetch.transform import DeviceTransform, adapt_transform
 
 __all__ = ["StreamPrefetchLoader"]
 
@@ -189,25 +182,9 @@ class StreamPrefetchLoader(Generic[Batch]):
             )
         progress = self._progress.next_pass()
         progress.seed = self._settings.seed
-        # Before iter(source), which advances it: the base seed and a later resume need
-        # to know; see [Note: Base seed].
-        generator_before = torch.default_generator.get_state()
-        origin = note_beginning(progress, self.source, traits)
-        # Workers start here; with a loaded state, under the generators that it holds.
-        started = start_source(
-            self.source,
-            traits,
-            progress,
-            replay=self._settings.replay,
-            is_threaded=self._settings.background is True,
+        started, transform = start(
+            self.source, self._settings, traits, progress=progress, device=device
         )
-        goes_on, progress.is_started = progress.is_started, True
-        progress.origin = origin
-        # After that, so that the sample order is that of the bare loader.
-        transform = self._device_transform(device, traits, progress, generator_before)
-        if traits.keeps_state and (not goes_on or progress.source_state is None):
-            # Not that of the end of the last pass: starting may have drawn an order.
-            progress.source_state = state_at_start(self.source)
         self._progress = progress
         epoch: Epoch[Batch] = open_pass(
             started,
@@ -245,40 +222,6 @@ class StreamPrefetchLoader(Generic[Batch]):
             raise TypeError(
                 f"the source ({type(self.source).__name__}) has no length: {error}"
             ) from error
-
-    def _device_transform(
-        self,
-        device: torch.device,
-        traits: SourceTraits,
-        progress: Progress,
-        generator_before: torch.Tensor,
-    ) -> DeviceTransform | None:
-        settings = self._settings
-        if settings.function is None:
-            return None
-        return DeviceTransform(
-            adapt_transform(settings.function),
-            selection=(
-                None if settings.transform is None else Selection(settings.inputs)
-            ),
-            seeds=self._seeds_for(progress, generator_before),
-            device=device,
-            # Elsewhere the inputs are copies on the device.
-            copies_inputs=device.type == "cpu" and not traits.makes_private_batches,
-        )
-
-    def _seeds_for(
-        self, progress: Progress, generator_before: torch.Tensor
-    ) -> BatchSeeds:
-        """Give the seeds of a pass; draws its base seed if it has none."""
-        if self._settings.seed is not None:
-            return BatchSeeds.for_epoch(self._settings.seed, progress.epoch)
-        if progress.base_seed is None:
-            generator_now = torch.default_generator.get_state()
-            progress.base_seed = draw_base_seed(generator_before)
-            if torch.equal(generator_now, generator_before):
-                note_draw(progress)
-        return BatchSeeds.for_epoch(progress.base_seed, None)
 
     # State #
 

@@ -29,7 +29,7 @@ _LAYERS = [
     ["assembly"],
     ["epoch", "figures"],
     ["resources", "watch"],
-    ["transfer"],
+    ["starting", "transfer"],
     ["batch_copy", "copies", "feeder", "transform"],
     ["prepare", "puller"],
     ["entry", "augment", "meter"],
