@@ -1,7 +1,8 @@
 """Does every member of Kornia's augmentation package work as a transform?
 
 All public augmentations are looked up in the installed Kornia, so one that a new
-release adds is tried as well. The oracle is Kornia itself, as in ``test_kornia``.
+release adds is tried as well. The oracle is Kornia itself, as in
+``tests/kornia_modules``.
 """
 
 import gc
@@ -14,8 +15,8 @@ import torch
 from torch import nn
 
 from gpuprefetch import BatchError, StreamPrefetchLoader
+from tests.kornia_modules.oracle import CLOSE, as_kornia, first
 from tests.sources import images
-from tests.test_kornia import CLOSE, as_kornia, first
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,0 +1,1 @@
+"""Does any Kornia module passed as ``transform`` just work, and as Kornia would?"""
