@@ -49,7 +49,7 @@ class _SilentMeter(Meter):
     def note_pull(self, seconds: float) -> None:
         pass
 
-    def note_in_flight(self, batches_device: Any) -> None:
+    def note_in_flight(self, in_flight: Any) -> None:
         pass
 
     def begin_copy(self, side: Any) -> None:

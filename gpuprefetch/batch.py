@@ -47,14 +47,14 @@ def _collect(batch: Any, leaves: list[Any], level: int) -> None:
     kind = type(batch)
     if kind in PLAIN_LEAVES:
         leaves.append(batch)
+    elif level > _MAX_NESTING:
+        raise _too_deep()
     elif kind is tuple or kind is list:
-        _check_nesting(level)
         for child in batch:
             _collect(child, leaves, level + 1)
     elif (children := children_of(batch)) is None:
         leaves.append(batch)
     else:
-        _check_nesting(level)
         for _, _, child in children:
             _collect(child, leaves, level + 1)
 
@@ -89,7 +89,8 @@ def _map(batch: Any, change: Callable[[Any], Any], level: int) -> Any:
     kind = type(batch)
     if kind in PLAIN_LEAVES:
         return change(batch)
-    _check_nesting(level)
+    if level > _MAX_NESTING:
+        raise _too_deep()
     if kind is tuple or kind is list:
         new = [_map(child, change, level + 1) for child in batch]
         is_same = all(map(operator.is_, new, batch))
@@ -105,12 +106,11 @@ def _map(batch: Any, change: Callable[[Any], Any], level: int) -> Any:
     return rebuild(batch, changed) if changed else batch
 
 
-def _check_nesting(level: int) -> None:
-    if level > _MAX_NESTING:
-        raise BatchError(
-            f"the batch is nested deeper than {_MAX_NESTING} levels. A batch may not "
-            "contain itself."
-        )
+def _too_deep() -> BatchError:
+    return BatchError(
+        f"the batch is nested deeper than {_MAX_NESTING} levels. A batch may not "
+        "contain itself."
+    )
 
 
 def path_to(batch: Any, part: Any) -> str:

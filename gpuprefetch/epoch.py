@@ -17,7 +17,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from gpuprefetch.copies import Copies
 from gpuprefetch.entry import Entry, InFlight
@@ -91,7 +91,7 @@ class Epoch(Iterator[Batch], Generic[Batch]):
             self._transfer.wait_before_step()
         self._fill()
         self._raise_if_closed()
-        self._meter.note_in_flight(each.batch_device for each in self._in_flight)
+        self._meter.note_in_flight(self._in_flight)
         batch = self._yield_oldest()
         self._meter.end_next()
         return batch
@@ -139,7 +139,7 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         self._raise_if_over(oldest)
         try:
             with self._meter.handing_off:
-                batch = self._transfer.hand_off(oldest)
+                batch: Batch = self._transfer.hand_off(oldest)
         except Exception:
             # From an object's own record_stream(): no batch, so the pass is over.
             self.close()
@@ -147,7 +147,7 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         self._feeder.note_yielded()
         self._progress.source_state = oldest.source_state
         self._progress.yielded += 1
-        return cast(Batch, batch)
+        return batch
 
     def _raise_if_over(self, oldest: InFlight) -> None:
         """End the pass where the source ended, or something failed."""

@@ -18,6 +18,7 @@ import torch
 
 from gpuprefetch import ranges, streams
 from gpuprefetch.batch import leaves_of
+from gpuprefetch.entry import InFlight
 from gpuprefetch.histogram import Histogram
 from gpuprefetch.move import num_bytes_of
 from gpuprefetch.ranges import Range
@@ -52,12 +53,18 @@ class Shown:
 
     def __enter__(self) -> None:
         if ranges.are_seen():
-            self._opened = ranges.begin(self._range_name)
+            self._show()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if self._opened is not None:
-            self._opened.end()
-            self._opened = None
+            self._hide(self._opened)
+
+    def _show(self) -> None:
+        self._opened = ranges.begin(self._range_name)
+
+    def _hide(self, opened: Range) -> None:
+        opened.end()
+        self._opened = None
 
 
 class Stage(Shown):
@@ -77,8 +84,10 @@ class Stage(Shown):
         self.times_ms: Histogram | None = None
         """Where the time of each further block is counted."""
 
+    # Written out, since calling the parent's takes as long as all else here.
     def __enter__(self) -> None:
-        super().__enter__()
+        if ranges.are_seen():
+            self._show()
         self._started = perf_counter()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -86,7 +95,8 @@ class Stage(Shown):
         self.total_s += elapsed_s
         if self.times_ms is not None:
             self.times_ms.add(elapsed_s * 1e3)
-        super().__exit__(kind, error, traceback)
+        if self._opened is not None:
+            self._hide(self._opened)
 
 
 class _Times:
@@ -266,13 +276,13 @@ class Meter:
             ended = streams.record_timing(consumer, self.device, self._spare)
             self._pending.append(_TimedStall(begun, ended))
 
-    def note_in_flight(self, batches_device: Iterable[Any]) -> None:
+    def note_in_flight(self, in_flight: Iterable[InFlight]) -> None:
         """See how large the batches in flight are, for a sample of the batches."""
         if self._issued and self._samples(self.yielded):
             num_bytes = sum(
                 num_bytes_of(leaf)
-                for batch_device in batches_device
-                for leaf in leaves_of(batch_device)
+                for one in in_flight
+                for leaf in leaves_of(one.batch_device)
             )
             self._device_bytes = max(self._device_bytes, num_bytes)
 

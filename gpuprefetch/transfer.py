@@ -8,7 +8,7 @@ apply and a graph capture of the loop is never disturbed by another one.
 loop.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -40,7 +40,7 @@ class Transfer(Protocol):
     def enqueue(self, entry: Entry, batch_index: int) -> InFlight:
         """Issue the copy and the transform of one batch."""
 
-    def hand_off(self, in_flight: InFlight) -> object:
+    def hand_off(self, in_flight: InFlight) -> Any:
         """Give the batch to the stream that is current now; does not block."""
 
     def wait_before_step(self) -> None:
