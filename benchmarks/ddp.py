@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import pipelines
 from benchmarks.loops import Over
 from benchmarks.machine import describe_machine
+from benchmarks.markdown import SCALING
 from benchmarks.measure import in_turns, time_loop
 from benchmarks.pipelines import NUM_CLASSES, Pair
 from benchmarks.targets import TINY, Figure, Sizes
@@ -171,8 +172,7 @@ def _scaling(
         for name in one
     }
     figures = [
-        _figure(f"scaling, 2 GPUs over 2 x 1: {name}", [value], "x")
-        for name, value in efficiency.items()
+        _figure(f"{SCALING}{name}", [value], "x") for name, value in efficiency.items()
     ]
     ours = efficiency[_HELD] / efficiency["bound"]
     name = "scaling of ours, fused chain, over that of the bound"

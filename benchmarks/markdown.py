@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.record import Case, Ratio, Record
 
 __all__ = [
+    "SCALING",
     "costs_table",
     "figures_table",
     "machine_line",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 Cell = Callable[[Case], str]
+
+SCALING = "scaling, 2 GPUs over 2 x 1: "
+"""Begin of the names of ``ddp``'s figures that compare a rank of two with one alone."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -140,12 +144,13 @@ def ranks_table(figures: Iterable[Mapping[str, Any]]) -> str:
         share = values.get(f"{title}: {name}, of bound", 1.0)
         return f"{values[f'{title}: {name}']:.1f} ({share:.1%})"
 
-    prefix = "scaling, 2 GPUs over 2 x 1: "
-    names = [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
     rows = []
-    for name in names:
-        scaling = f"{values[prefix + name]:.1%}"
-        rows.append([name, speed("1 GPU", name), speed("2 GPUs", name), scaling])
+    for title in values:
+        if title.startswith(SCALING):
+            name, scaling = title.removeprefix(SCALING), f"{values[title]:.1%}"
+            rows.append([name, speed("1 GPU", name), speed("2 GPUs", name), scaling])
+    if not rows:
+        raise ValueError(f"no figure begins with {SCALING!r}")
     head = ["steps/s of a rank (of the bound)", "1 GPU", "2 GPUs", "scaling"]
     return table(head, rows)
 

@@ -2,12 +2,15 @@
 
 import os
 import sys
+from contextlib import suppress
 
 
 def run_script() -> int:
     """Run as the script ``gpuprefetch``; returns the exit code."""
     # As `python -m` does: the user's own modules lie there.
-    sys.path.insert(0, os.getcwd())
+    if not sys.flags.safe_path:
+        with suppress(OSError):  # The folder may be gone.
+            sys.path.insert(0, os.getcwd())
     return _run()
 
 

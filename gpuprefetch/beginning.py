@@ -26,7 +26,8 @@ _logger = logging.getLogger(__name__)
 def note_beginning(progress: Progress, source: Any, traits: SourceTraits) -> Origin:
     """Say what sets the order of a pass; a loaded one keeps what set it first.
 
-    Call it right before ``iter(source)``, two calls below the user's ``iter(loader)``.
+    Called by ``start`` right before ``iter(source)``, which the loader's ``__iter__``
+    calls: the warning counts on that to name the user's line.
     """
     parts = PartsOfSource(source)
     progress.source = describe_source(source)

@@ -2,7 +2,10 @@
 
 import os
 
-__all__ = ["count_cores", "workers_for"]
+__all__ = ["FEW_WORKERS", "count_cores", "workers_for"]
+
+FEW_WORKERS = 4
+"""Workers that a user is told to begin with, where there are as many cores."""
 
 
 def count_cores() -> int:

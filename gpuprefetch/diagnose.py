@@ -19,7 +19,7 @@ lines, and why there, is in ``thresholds``.
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuprefetch.cores import count_cores, workers_for
+from gpuprefetch.cores import FEW_WORKERS, count_cores, workers_for
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
 
@@ -55,12 +55,7 @@ class Diagnosis:
 def diagnose(stats: LoaderStats) -> Diagnosis:
     """Name what holds the loop back; see [Note: How the verdict is found]."""
     if stats.batches < FEWEST_BATCHES:
-        return Diagnosis(
-            "undecided",
-            f"{stats.batches} batches are too few to tell.",
-            f"Look again after at least {FEWEST_BATCHES} batches.",
-            0.0,
-        )
+        return _undecided(f"Too few batches to tell: {stats.batches}.", FEWEST_BATCHES)
     period_ms = max(stats.period_ms.mean, 1e-6)
     lost_ms = min(_lost_ms(stats), period_ms)
     share = lost_ms / period_ms
@@ -68,11 +63,22 @@ def diagnose(stats: LoaderStats) -> Diagnosis:
         return _without_a_loss(stats, share)
     causes = _causes(stats, lost_ms)
     verdict = max(causes, key=lambda name: causes[name])
+    is_timed = stats.copy_ms.count or stats.transform_ms.count
+    if verdict in _ON_DEVICE and not is_timed:
+        # A pass so short that all was issued before its first batch was there.
+        return _undecided(
+            "Copy and transform were not timed on the device.", 4 * stats.depth
+        )
     step_ms = period_ms - lost_ms
     if not stats.depth and causes[verdict] < step_ms:
         return _step_beside(stats, step_ms, share, verdict, causes[verdict])
     figure, advice = _EXPLAIN[verdict](stats)
     return Diagnosis(verdict, figure, advice, share)
+
+
+def _undecided(why: str, fewest: int) -> Diagnosis:
+    advice = f"Look again after at least {max(fewest, FEWEST_BATCHES)} batches."
+    return Diagnosis("undecided", why, advice, 0.0)
 
 
 def _lost_ms(stats: LoaderStats) -> float:
@@ -147,8 +153,8 @@ def _explain_source(stats: LoaderStats) -> tuple[str, str]:
     figure = f"The loop waits for the source {_part(stats.source_wait_ms.mean, stats)}."
     if stats.num_workers == 0:
         return figure, (
-            f"DataLoader(num_workers={workers_for(4)}), now 0: batches are made beside "
-            "it."
+            f"DataLoader(num_workers={workers_for(FEW_WORKERS)}), now 0: batches are "
+            "made beside it."
         )
     if stats.num_workers:
         return figure, _advise_busy_workers(stats.num_workers)
@@ -162,7 +168,7 @@ def _advise_busy_workers(now: int) -> str:
     more = workers_for(2 * now)
     if more > now:
         return f"DataLoader(num_workers={more}), now {now}; then {cheaper}"
-    return f"{now} workers are enough for {count_cores()} CPU cores: {cheaper}"
+    return f"num_workers={now} is enough, with {count_cores()} CPU cores: {cheaper}"
 
 
 def _explain_packing(stats: LoaderStats) -> tuple[str, str]:
@@ -238,10 +244,12 @@ _EXPLAIN = {
     "host-bound": _explain_host,
 }
 
+# Shared out by times that are of a sample of the batches.
+_ON_DEVICE = ("copy-bound (bus)", "transform-bound (device)")
+
 # What takes turns with the step on a CPU, where nothing is packed or sent.
 _CAUSES_IN_TURN: dict[Verdict, str] = {
     "source-bound": "the source",
-    "copy-bound (pageable)": "the packing",
     "transform-bound (host)": "the transform",
     "host-bound": "the handling of a batch",
 }

@@ -17,7 +17,7 @@ import torch
 
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.containers import has_own_to, tensors_within
-from gpuprefetch.cores import count_cores, workers_for
+from gpuprefetch.cores import FEW_WORKERS, count_cores, workers_for
 from gpuprefetch.kinds import (
     is_fused_module,
     is_kornia_augmentation,
@@ -41,10 +41,6 @@ __all__ = [
     "in_syncs",
     "pageable_leaf",
 ]
-
-
-# Workers that a user is told to begin with, where there are as many cores.
-_FEW_WORKERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +219,18 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
         return  # Nothing is copied or overlapped there.
     # While a pass runs, its newest batch has parts and no period yet.
     pin_ms = min(stats.pin_ms.mean, period_ms)
-    if not stats.is_threaded and pin_ms >= NOTHING_TO_GAIN * period_ms:
+    is_long = pin_ms >= NOTHING_TO_GAIN * period_ms
+    # Hidden behind the step, it costs nothing.
+    is_felt = not stats.stall_ms.count or (
+        stats.stall_ms.mean >= NOTHING_TO_GAIN * period_ms
+    )
+    if not stats.is_threaded and is_long and is_felt:
         yield Finding(
             "pageable",
             f"{pageable_path or 'the batch'} arrives in pageable memory, and packing "
             f"it takes the loop {pin_ms:.2f} of {period_ms:.2f} ms a batch. Pass "
             "background=True, or DataLoader("
-            f"num_workers={workers_for(_FEW_WORKERS)}, pin_memory=True).",
+            f"num_workers={workers_for(FEW_WORKERS)}, pin_memory=True).",
         )
     on_device_ms = stats.copy_ms.mean + stats.transform_ms.mean
     own_ms = stats.own_ms
@@ -243,6 +244,6 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
 
 
 def _workers_to_pass() -> str:
-    workers = workers_for(_FEW_WORKERS)
+    workers = workers_for(FEW_WORKERS)
     more = ", or as many as there are cores to spare"
     return f"{workers}{more if count_cores() > workers else ''}"

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import torch
 from torch.utils.data import Dataset
@@ -27,7 +27,12 @@ from gpuprefetch.progress import Progress
 from gpuprefetch.report import Report, report_on
 from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
-from gpuprefetch.settings import Settings, parse_device, resolve_device
+from gpuprefetch.settings import (
+    Settings,
+    parse_device,
+    parse_int,
+    resolve_device,
+)
 from gpuprefetch.source import SourceTraits
 from gpuprefetch.starting import start
 from gpuprefetch.stats import LoaderStats
@@ -99,9 +104,9 @@ class StreamPrefetchLoader(Generic[Batch]):
         inputs: Hashable | None = None,
         batch_transform: None = None,
         device: torch.device | str | int | None = None,
-        depth: int = 2,
+        depth: SupportsIndex = 2,
         background: bool | None = None,
-        seed: int | None = None,
+        seed: SupportsIndex | None = None,
         replay: bool | None = None,
     ) -> None: ...
 
@@ -115,9 +120,9 @@ class StreamPrefetchLoader(Generic[Batch]):
         inputs: None = None,
         batch_transform: Callable[[Any], Batch],
         device: torch.device | str | int | None = None,
-        depth: int = 2,
+        depth: SupportsIndex = 2,
         background: bool | None = None,
-        seed: int | None = None,
+        seed: SupportsIndex | None = None,
         replay: bool | None = None,
     ) -> None: ...
 
@@ -131,10 +136,10 @@ class StreamPrefetchLoader(Generic[Batch]):
         batch_transform: Callable[[Any], Any] | None = None,
         # Where and how far ahead
         device: torch.device | str | int | None = None,
-        depth: int = 2,
+        depth: SupportsIndex = 2,
         background: bool | None = None,
         # Randomness and resuming
-        seed: int | None = None,
+        seed: SupportsIndex | None = None,
         replay: bool | None = None,
     ) -> None:
         is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
@@ -149,9 +154,9 @@ class StreamPrefetchLoader(Generic[Batch]):
             inputs=inputs,
             batch_transform=batch_transform,
             device=parse_device(device),
-            depth=depth,
+            depth=parse_int("depth", depth),
             background=background,
-            seed=seed,
+            seed=None if seed is None else parse_int("seed", seed),
             replay=replay,
         )
         self._begin_life()

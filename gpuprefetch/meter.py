@@ -4,8 +4,9 @@ A stage is timed with ``with meter.copying:``, which also shows it to a profiler
 it together takes about 5 us a batch. Nothing here waits for the device: timing events
 are asked whether they are done, and read then; see [Note: Which batches count].
 
-Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source,
-``snapshot`` to any, all else to the loop's. Memory is bounded, however long a pass is.
+Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source, but
+for the histogram of the latter, which the loop sets once; ``snapshot`` to any, all else
+to the loop's. Memory is bounded, however long a pass is.
 """
 
 from collections import deque

@@ -110,7 +110,7 @@ class Probe:
     """The plain loop: move, transform, step. Median of the rounds."""
     ours_ms: float
     """The same through the loader. Median of the rounds."""
-    limit: Literal["loader", "step", "transform", "all parts in turn"]
+    limit: Literal["loader", "step", "all parts in turn"]
     """Which part bounds a step; see [Note: What is expected]."""
     limit_ms: float
     """How long that takes."""
@@ -349,7 +349,7 @@ class _Parts:
 
     def limit(
         self, loader_ms: float, step_ms: float, transform_ms: float | None
-    ) -> tuple[Literal["loader", "step", "transform", "all parts in turn"], float]:
+    ) -> tuple[Literal["loader", "step", "all parts in turn"], float]:
         """Name what bounds a step; see [Note: What is expected]."""
         if is_asynchronous(self._device):
             if loader_ms > step_ms:

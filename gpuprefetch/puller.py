@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from time import perf_counter
 
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
 from gpuprefetch.entry import Entry, Prepared, as_batch_error
 from gpuprefetch.meter import Meter
 
@@ -69,7 +71,9 @@ class Puller:
     @property
     def has_lost_workers(self) -> bool:
         """Tell whether all worker processes of the source have ended."""
-        workers = list(getattr(self._iterator, "_workers", ()))
+        if not isinstance(self._iterator, _MultiProcessingDataLoaderIter):
+            return False
+        workers = self._iterator._workers
         return bool(workers) and not any(worker.is_alive() for worker in workers)
 
     def drop_iterator(self) -> None:

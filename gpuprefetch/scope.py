@@ -17,8 +17,8 @@ class transform_modes:
     """Run a block without gradients, inference mode and autocast.
 
     Made once and used for every batch. A mode is only touched if it is not as it should
-    be: entering one costs more than asking for it. Blocks may nest, and an interrupt
-    while one begins leaves the loop's modes as they were.
+    be: entering one costs more than asking for it. Blocks may nest, in one thread. An
+    error or an interrupt while a block begins undoes what it has entered by then.
 
     Args:
         device: Where the block's operations run.

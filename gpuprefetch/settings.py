@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from gpuprefetch.errors import SettingError, SettingTypeError
+from gpuprefetch.kinds import is_array
 
-__all__ = ["Settings", "parse_device", "resolve_device"]
+__all__ = ["Settings", "parse_device", "parse_int", "resolve_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_transforms()
         self._check_inputs()
-        self._make_int("depth")
         if self.depth < 1:
             raise SettingError(
                 f"depth must be at least 1, got {self.depth}. To prefetch nothing, "
@@ -54,12 +54,6 @@ class Settings:
                     f"{name} must be True, False or None (decide by the source), got "
                     f"{value!r}."
                 )
-        if self.seed is not None:
-            self._make_int("seed")
-
-    def _make_int(self, name: str) -> None:
-        """Turn NumPy's integers, for example, into Python's, which states hold."""
-        object.__setattr__(self, name, _read_int(name, getattr(self, name)))
 
     def _check_transforms(self) -> None:
         for name in ("transform", "batch_transform"):
@@ -96,7 +90,7 @@ class Settings:
                 "inputs is an empty tuple. Name at least one index, key or field, or "
                 "pass None for the default input."
             )
-        if any(not isinstance(n, Hashable) or isinstance(n, bool) for n in names):
+        if any(not _is_hashable(n) or isinstance(n, bool) for n in names):
             raise SettingTypeError(
                 f"inputs must be an index, a key, a field name, or a tuple of those, "
                 f"got {self.inputs!r}. Pass inputs=0 or inputs='image', for example."
@@ -108,10 +102,23 @@ class Settings:
             )
 
 
-def _read_int(name: str, value: Any) -> int:
-    """Read any integer type; neither a bool nor a tensor is meant as a number here."""
+def _is_hashable(name: object) -> bool:
+    """Tell by trying: a tuple says that it is, and may hold a list."""
     try:
-        if isinstance(value, (bool, torch.Tensor)):
+        hash(name)
+    except TypeError:
+        return False
+    return True
+
+
+def parse_int(name: str, value: Any) -> int:
+    """Read any integer, NumPy's among them, as Python's own, which states hold.
+
+    Raises:
+        SettingTypeError: It is none; a bool, a tensor or an array is not meant as one.
+    """
+    try:
+        if isinstance(value, (bool, torch.Tensor)) or is_array(value):
             raise TypeError
         return operator.index(value)
     except TypeError:

@@ -36,6 +36,9 @@ def start(
         progress: Of the new pass: fresh, or loaded. Where it began is noted there.
         device: Where batches go.
 
+    Returns:
+        The started source, and ``None`` where nothing is done to its batches.
+
     Raises:
         StateError: The source ended before the batches that were yielded.
     """

@@ -5,10 +5,11 @@ batch, in ms where the name says so, and each is a :class:`Spread`: mean, p50 an
 
 [Note: Which batches count]
 The first ``next`` of a pass starts workers and fills the pipeline: it is ``first_ms``
-and in no other host time. Those are of every batch after that, and on the loop's thread
-of every ``next``, so that its parts add up. Times *on the device* need timing events, 2
-to 5 us each, so only the first 32 batches of a pass and every eighth after them have
-some; they are read once they are done, and nothing waits for them.
+and in no other time. Those on the loop's thread are of every ``next`` after it, so that
+its parts add up; those of a thread that pulls, of every batch that it pulls from then
+on. Times *on the device* need timing events, 2 to 5 us each. Of what is issued from
+then on, the first 32 batches of a pass and every eighth after them have some; they are
+read once they are done, and nothing waits for them.
 """
 
 from dataclasses import dataclass, fields

@@ -15,8 +15,8 @@ stream is current in it. Two things make the crossing safe:
    while kernels of the loop may still have to read it. ``record_use`` tells the
    allocator which other stream reads it, so it is reused only after those kernels.
 
-The consumer's stream is looked up at each hand-off and never stored: a loop may change
-its stream at any time.
+Which stream is the consumer's is looked up at each hand-off and never kept: a loop may
+change its stream at any time.
 """
 
 from collections.abc import Iterator
@@ -130,7 +130,10 @@ class SideStream:
 
     def record_event(self) -> Event:
         """Mark the point that this stream's queue has now reached."""
-        event = self._spare.pop() if self._spare else self._module.Event()
+        try:
+            event = self._spare.pop()
+        except IndexError:  # Not asked before: another pass may take the last one.
+            event = self._module.Event()
         return self._stream.record_event(event)
 
     def take_back(self, event: Event) -> None:

@@ -119,8 +119,8 @@ def test_the_advice_fits_the_settings(
         (0, 2, "num_workers=2"),
         (0, 1, "num_workers=1"),
         (2, 3, "num_workers=3"),
-        (2, 2, "2 workers are enough for 2 CPU cores: cheaper decoding"),
-        (4, 2, "4 workers are enough for 2 CPU cores: cheaper decoding"),
+        (2, 2, "num_workers=2 is enough, with 2 CPU cores: cheaper decoding"),
+        (4, 2, "num_workers=4 is enough, with 2 CPU cores: cheaper decoding"),
     ],
 )
 def test_no_more_workers_are_advised_than_there_are_cores(
@@ -192,7 +192,17 @@ def test_a_small_batch_makes_the_loader_the_limit() -> None:
 def test_few_batches_are_no_ground_for_a_verdict(batches: int) -> None:
     diagnosis = diagnose(replace(SOURCE, batches=batches))
     assert diagnosis.verdict == "undecided"
-    assert f"{batches} batches" in diagnosis.figure
+    assert diagnosis.figure == f"Too few batches to tell: {batches}."
+
+
+@pytest.mark.parametrize("stats", [BUS, KERNELS])
+def test_without_times_on_the_device_neither_copy_nor_transform_is_blamed(
+    stats: LoaderStats,
+) -> None:
+    """As in a pass of no more batches than are in flight at once."""
+    diagnosis = diagnose(replace(stats, copy_ms=Spread(), transform_ms=Spread()))
+    assert diagnosis.verdict == "undecided"
+    assert "not timed" in diagnosis.figure
 
 
 def test_a_device_that_runs_dry_now_and_then_is_no_sign() -> None:
@@ -288,7 +298,7 @@ def test_a_report_without_batches_shows_no_figures() -> None:
         lines = report.splitlines()
         assert lines[0] == "epoch 0: 0 batches, no figures"
         assert lines[1:] == [
-            "verdict: undecided. 0 batches are too few to tell.",
+            "verdict: undecided. Too few batches to tell: 0.",
             f"next: Look again after at least {FEWEST_BATCHES} batches.",
             "transform: abs",
         ]

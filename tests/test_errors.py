@@ -175,6 +175,16 @@ def test_no_public_kind_of_error_is_missing_above() -> None:
             r"inputs must be an index, .*got \('x', False\)",
         ),
         (
+            {"inputs": ((0, [1]),), "transform": same},
+            SettingTypeError,
+            r"inputs must be an index, .*got \(\(0, \[1\]\),\)",
+        ),
+        (
+            {"depth": np.array(3)},
+            SettingTypeError,
+            r"depth must be an int, got ndarray",
+        ),
+        (
             {"inputs": ("x", "y", "x"), "transform": same},
             SettingError,
             r"inputs=\('x', 'y', 'x'\) names the same input twice.*each input once",

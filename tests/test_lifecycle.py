@@ -18,6 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpuprefetch import StreamPrefetchLoader, SupersededError
+from gpuprefetch.meter import Meter
+from gpuprefetch.prepare import prepare_as_is
+from gpuprefetch.puller import Puller
 from tests.leaks import FEEDER_NAME, child_pids, feeder_threads, wait_until_gone
 from tests.sources import (
     CountingSource,
@@ -479,3 +482,44 @@ def test_a_shallow_copy_has_its_own_passes() -> None:
     assert numbers(twin) == [0, 1, 2, 3]
     twin.close()
     assert numbers(iterator) == [1, 2, 3]
+
+
+# Workers that are gone #
+
+
+class HasCounter:
+    """An iterator of the user's, which happens to have an attribute of that name."""
+
+    def __init__(self) -> None:
+        self._workers = 4
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+def test_only_the_workers_of_a_dataloader_are_told_to_be_gone() -> None:
+    def puller_of(iterator: Iterator[Any]) -> Puller:
+        return Puller(
+            iterator,
+            pulled=[],
+            prepare=prepare_as_is,
+            read_state=None,
+            ends_workers=False,
+            meter=Meter(),
+        )
+
+    assert not puller_of(HasCounter()).has_lost_workers
+    assert not puller_of(iter([1])).has_lost_workers
+    iterator: Any = iter(DataLoader(Numbers(8), num_workers=2))
+    puller = puller_of(iterator)
+    assert not puller.has_lost_workers
+    first, second = iterator._workers
+    first.kill()
+    first.join()
+    assert not puller.has_lost_workers, "the other one may still give batches"
+    second.kill()
+    second.join()
+    assert puller.has_lost_workers

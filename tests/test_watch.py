@@ -22,7 +22,7 @@ from gpuprefetch.augment import fuse
 from gpuprefetch.histogram import Spread
 from gpuprefetch.stats import LoaderStats
 from tests.fake_clock import FakeClock
-from tests.fake_device import FakeDevice
+from tests.fake_device import FakeDevice, FakeEvent
 from tests.sources import Numbers, count
 
 pytestmark = pytest.mark.timeout(30)
@@ -207,6 +207,7 @@ def test_first_figures_show_a_fault_and_what_to_do(
     [
         replace(PAGEABLE, is_threaded=True, loader_ms=Spread(0.1, 0.1, 0.1, 32)),
         replace(PAGEABLE, period_ms=Spread(100.0, 100.0, 100.0, 32)),
+        replace(PAGEABLE, stall_ms=Spread(0.1, 0.1, 0.1, 32)),  # Hidden by the step.
         replace(HEAVY, num_workers=2),
         replace(HEAVY, num_workers=None),
         replace(HEAVY, source_wait_ms=Spread(1.0, 1.0, 1.0, 32)),
@@ -349,6 +350,8 @@ def test_a_pageable_batch_is_told_by_its_path(
 
     fill = prepare.fill_slot
     monkeypatch.setattr(prepare, "fill_slot", slow_fill)
+    # Meanwhile the device stands still.
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda event, later: 3.0)
     list(StreamPrefetchLoader([{"x": t} for t in count(40)], device=META))
     (message,) = _messages(caplog)
     assert message.startswith("batch['x'] arrives in pageable memory")

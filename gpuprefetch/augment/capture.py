@@ -35,16 +35,20 @@ class Captured:
     """One graph and the memory that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
+    """What is replayed."""
     inputs: list[Tensor]
+    """The graph's own, into which a replay copies the caller's."""
     outputs: list[Tensor]
+    """The graph's own, out of which it copies for the caller."""
     spec: pytree.TreeSpec
+    """How the results nest."""
     results: list[Any]
     """The function's results, leaf by leaf; tensors stand in for themselves."""
     done: torch.cuda.Event
     """Recorded after the copies out of ``outputs``; the next call waits for it."""
     weights: list[Tensor]
     """Keeps the memory of the function's weights, whose addresses the graph holds."""
-    draws: bool
+    draws_numbers: bool
     """The graph moves the device's random generator on."""
     readers: set[Stream]
     """Streams that have used ``inputs``, as the allocator has been told."""
@@ -57,6 +61,9 @@ def capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Captured:
         fn: As ``GraphedTransform`` demands.
         leaves: Its arguments, flattened; tensors on one CUDA device among them.
         spec: How they were nested: ``(args, kwargs)``.
+
+    Returns:
+        The graph, with buffers of its own; nothing of it has run for these arguments.
 
     Raises:
         TransformError: ``fn`` runs, but cannot be captured.
@@ -78,7 +85,7 @@ def capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Captured:
         ):
             offset = _generator_offset()
             graph, returned = _record(lambda: fn(*args, **kwargs))
-            draws = _generator_offset() != offset
+            draws_numbers = _generator_offset() != offset
     results, out_spec = pytree.tree_flatten(returned)
     weights = fn.parameters() if isinstance(fn, nn.Module) else ()
     return Captured(
@@ -89,7 +96,7 @@ def capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Captured:
         results,
         _make(torch.cuda.Event),
         [weight.detach() for weight in weights],
-        draws,
+        draws_numbers,
         {current_stream(device)},
     )
 

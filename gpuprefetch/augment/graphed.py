@@ -119,7 +119,7 @@ class GraphedTransform:
                 return None
             signature = _signature(self.fn, leaves, spec, tensors)
             captured = self._captured.get(signature)
-        if captured is None or captured.draws or _is_capturing():
+        if captured is None or captured.draws_numbers or _is_capturing():
             return None
         return functools.partial(self._replay, captured, tensors)
 

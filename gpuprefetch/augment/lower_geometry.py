@@ -37,8 +37,7 @@ MARGINS = {
 }
 """What the kernel calls that which lies beyond a frame, by the names of torch."""
 
-Placed = tuple[Geometric, Mapping[str, int]]
-"""A step, and where its numbers lie in the pack."""
+_Placed = tuple[Geometric, Mapping[str, int]]  # A step, and its numbers' columns.
 
 
 @dataclass(slots=True)
@@ -53,14 +52,20 @@ class GeometryLowering:
     variant: Variant
     is_composed: bool
     calls: list[str] = field(default_factory=list)
+    """Of the kernel's ``Builder``, one or more for each step."""
     kinds: list[str] = field(default_factory=list)
+    """Of each frame that is resampled, how it is read."""
     fills: list[tuple[float, ...]] = field(default_factory=list)
+    """Colors for what lies outside, a value per channel."""
     padding: str = "MARGIN_NONE"
+    """What the canvas around the source shows."""
     padding_fill: int = 0
+    """Place in ``fills`` of its color."""
     interpolations: list[Interpolation] = field(default_factory=list)
+    """Of each frame that is resampled."""
 
     @staticmethod
-    def of(placed: Sequence[Placed], variant: Variant) -> GeometryLowering:
+    def of(placed: Sequence[_Placed], variant: Variant) -> GeometryLowering:
         """Say all geometric steps of a launch."""
         warps = [s for s, _ in placed if not isinstance(s, Crop | CenterCrop | Flip)]
         is_composed = variant.resampling == "single" and (

@@ -96,7 +96,7 @@ def test_a_loader_is_told_of_graphs_that_draw_nothing(
     captures: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Captured(list[Any]):
-        draws = False
+        draws_numbers = False
 
     capture = module.capture
     monkeypatch.setattr(module, "capture", lambda *args: Captured(capture(*args)))
@@ -107,7 +107,7 @@ def test_a_loader_is_told_of_graphs_that_draw_nothing(
         replay = graphed.without_draws(inputs)
         assert replay is not None
         assert replay() == "replayed"
-    monkeypatch.setattr(Captured, "draws", True)
+    monkeypatch.setattr(Captured, "draws_numbers", True)
     assert graphed.without_draws((x,)) is None
 
 
