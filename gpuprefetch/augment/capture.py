@@ -23,7 +23,7 @@ from gpuprefetch.streams import Stream, current_stream, record_use
 
 __all__ = ["Captured", "capture", "replay"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _WARM_UP_CALLS = 3  # Libraries choose algorithms and allocate workspaces in the first.
 
@@ -161,7 +161,7 @@ def _draws_undone(device: torch.device) -> Iterator[None]:
     if not torch.equal(torch.get_rng_state(), on_host[0]) or (
         random.getstate() != on_host[1]
     ):
-        logger.warning(
+        _logger.warning(
             "numbers were drawn on the host while a function was captured. If it drew "
             "them, its graph repeats the same ones for ever: draw on the device."
         )

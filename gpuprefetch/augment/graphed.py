@@ -35,7 +35,7 @@ from gpuprefetch.kinds import is_kornia_module
 
 __all__ = ["GraphedTransform"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class GraphedTransform:
@@ -160,7 +160,7 @@ class GraphedTransform:
     def _warn_once(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("%r runs some calls without a graph: %s.", self, reason)
+            _logger.warning("%r runs some calls without a graph: %s.", self, reason)
 
     def __getstate__(self) -> dict[str, Any]:
         """Graphs stay behind: a copy captures its own."""

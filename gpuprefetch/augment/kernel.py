@@ -32,7 +32,7 @@ __all__ = [
     "why_not",
 ]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 PIXELS: dict[torch.dtype, Pixel] = {
     torch.uint8: "u8",
@@ -154,7 +154,7 @@ def _keep(path: Path, cubin: bytes) -> None:
                 Path(partial.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        logger.info("compiled kernels are not kept on disk: %s", error)
+        _logger.info("compiled kernels are not kept on disk: %s", error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from gpuprefetch.errors import BatchError
 
 __all__ = ["FULL_SCALE", "augment", "register", "to_unit_range"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 FULL_SCALE: Mapping[torch.dtype, float] = {torch.uint8: 255.0, torch.uint16: 65535.0}
 """The number that becomes 1.0, for images of integers."""
@@ -140,7 +140,7 @@ def _announce(image: Tensor, plan: str) -> None:
     if not reason or reason in _warned:
         return
     _warned.add(reason)
-    logger.warning(
+    _logger.warning(
         "the fused kernel does not run: %s. Plain torch operations make the same "
         "pixels, more slowly. To silence this, raise the level of the logger %r.",
         reason,
