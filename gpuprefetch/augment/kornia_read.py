@@ -294,6 +294,9 @@ def _require_float32(name: str, value: Any) -> None:
 
 def _grayscale(kind: str, module: nn.Module) -> Step:
     weights = cast(Any, module).rgb_weights
+    if weights is not None and not isinstance(weights, Tensor):
+        # RandomGrayscale(0.2) means p, and says rgb_weights: Kornia tells.
+        raise Unfusable(f"rgb_weights is a {type(weights).__name__}, not a tensor")
     if weights is not None and weights.requires_grad:
         raise Unfusable("rgb_weights is learnt")
     return Grayscale(

@@ -240,6 +240,8 @@ def test_the_repr_says_why_there_are_more_launches() -> None:
             K.RandomGrayscale(torch.ones(3, requires_grad=True)),
             "rgb_weights is learnt",
         ),
+        # p was meant; Kornia says so when it is called.
+        (K.RandomGrayscale(0.2), "rgb_weights is a float, not a tensor"),
         (
             K.RandomErasing(torch.tensor([0.1, 0.2]).bfloat16()),
             "scale is a tensor of bfloat16",
