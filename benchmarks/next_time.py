@@ -2,21 +2,19 @@
 
 Between two batches the host is busy as a training loop is: it issues small operations
 to the device, long enough for copies to land. Cases take turns in short rounds, since
-the clock of a shared host wanders by a factor of two within seconds. Of each case, the
-half of its turns counts in which it was quickest, so that the work of neighbours on the
-host is not taken for its own.
+the clock of a shared host wanders by a factor of two within seconds.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from benchmarks.measure import in_turns
 from benchmarks.pipelines import Pair
 
-__all__ = ["Loop", "in_quiet_turns", "make_busy", "sleep", "time_next_in_turns"]
+__all__ = ["Loop", "make_busy", "sleep", "time_next_in_turns"]
 
 _PAUSE_S = 0.003
 
@@ -57,32 +55,20 @@ def time_next_in_turns(
         pause: What the loop does between two batches.
 
     Returns:
-        Microseconds of every ``next()`` that counts, by case, and the median of the
-        dropping.
+        Microseconds of every ``next()`` by case, and the median of the dropping.
     """
-    next_us: dict[str, list[list[float]]] = {name: [] for name in cases}
+    next_us: dict[str, list[float]] = {name: [] for name in cases}
     drop_us: dict[str, list[float]] = {name: [] for name in cases}
     running = {name: start() for name, start in cases.items()}
     try:
         for _, name in in_turns(list(cases), rounds):
             spent, dropped = _time_turn(running[name], steps, pause)
-            next_us[name].append(spent)
+            next_us[name] += spent
             drop_us[name] += dropped
     finally:
         for batches in running.values():
             batches.close()  # type: ignore[attr-defined]
-    return (
-        {name: in_quiet_turns(turns) for name, turns in next_us.items()},
-        {name: statistics.median(us) for name, us in drop_us.items()},
-    )
-
-
-def in_quiet_turns(turns_us: Sequence[Sequence[float]]) -> list[float]:
-    """Give the times of the half of the turns, rounded up, with the lowest medians."""
-    by_speed = sorted(turns_us, key=statistics.median)
-    return [
-        time_us for turn in by_speed[: (len(turns_us) + 1) // 2] for time_us in turn
-    ]
+    return next_us, {name: statistics.median(us) for name, us in drop_us.items()}
 
 
 def _time_turn(

@@ -41,8 +41,8 @@ class Sizes:
     loader_steps: int = 200
     """The same over a DataLoader, whose workers have 16 batches ready."""
     num_workers: int = 8
-    overhead_steps: int = 20
-    overhead_rounds: int = 12
+    overhead_steps: int = 40
+    overhead_rounds: int = 6
 
 
 TINY = Sizes(

@@ -199,7 +199,7 @@ def current_stream(device: torch.device) -> Stream:
     return stream
 
 
-# By what torch calls them: a new Python object takes five times as long as the lookup.
+# By what torch calls them: a new Python object takes longer than the lookup.
 _cuda_streams: dict[tuple[int, int, int], Stream] = {}
 _MOST_CUDA_STREAMS = 256  # Those that torch makes are fewer; a user may bring others.
 

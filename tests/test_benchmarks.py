@@ -16,7 +16,6 @@ from benchmarks import __main__ as command_line
 from benchmarks import tables
 from benchmarks.loops import Over, Repeat
 from benchmarks.measure import in_turns, time_loop
-from benchmarks.next_time import in_quiet_turns
 from benchmarks.record import (
     Omission,
     Record,
@@ -47,13 +46,6 @@ def test_variants_take_turns_in_another_order_each_round() -> None:
         *[(0, "a"), (0, "b"), (0, "c")],
         *[(1, "b"), (1, "c"), (1, "a")],
     ]
-
-
-def test_of_a_case_its_quiet_turns_count() -> None:
-    noisy, quiet = [9.0, 1.0, 9.0], [2.0, 2.0, 50.0]
-    assert in_quiet_turns([noisy, quiet, noisy, quiet]) == [*quiet, *quiet]
-    assert in_quiet_turns([noisy, quiet, quiet]) == [*quiet, *quiet]
-    assert in_quiet_turns([noisy]) == noisy
 
 
 def test_a_loop_is_timed_after_its_warm_up_and_closed() -> None:
