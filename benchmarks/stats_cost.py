@@ -16,7 +16,8 @@ from benchmarks import next_time, pipelines
 from benchmarks.pipelines import Pair
 from benchmarks.targets import Bench, Sizes, parse_options, run_with
 from gpuprefetch import figures
-from gpuprefetch.meter import Meter, Stage
+from gpuprefetch.meter import Meter
+from gpuprefetch.stages import Stage
 
 
 class _NoStage:

@@ -24,6 +24,7 @@ class BatchCopy:
 
     def __init__(self, side: SideStream, prepared: Prepared, consumer: Stream) -> None:
         self._side = side
+        self._device = side.device
         self._prepared = prepared
         self._consumer = consumer
         self._shared_device: torch.Tensor | None = None
@@ -39,9 +40,11 @@ class BatchCopy:
         kind = type(leaf)
         if kind is StagedLeaf:
             return self._copy_staged(leaf)
-        if kind is torch.Tensor and leaf.is_cpu:
+        if kind is torch.Tensor and leaf.is_cpu and leaf.layout is torch.strided:
             # What nearly every leaf is; `_move_other` asks more than it copies.
-            return self._copy_tensor(leaf)
+            self.reads_source = True
+            self.num_bytes += leaf.nbytes
+            return leaf.to(self._device, non_blocking=True)
         return self._move_other(leaf)
 
     def _copy_staged(self, leaf: StagedLeaf) -> torch.Tensor:
@@ -59,11 +62,6 @@ class BatchCopy:
         assert slot is not None
         return slot.bytes_host[: slot.shared_bytes]
 
-    def _copy_tensor(self, leaf: torch.Tensor) -> torch.Tensor:
-        self.reads_source = True
-        self.num_bytes += num_bytes_of(leaf)
-        return self._to_device(leaf)
-
     def _move_other(self, leaf: Any) -> Any:
         """Move a tensor of another kind, or an object that moves itself."""
         is_tensor = isinstance(leaf, torch.Tensor)
@@ -72,7 +70,7 @@ class BatchCopy:
         moved = move_leaf(
             leaf,
             batch=self._prepared.batch_host,
-            device=self._side.device,
+            device=self._device,
             non_blocking=True,
         )
         if moved is not leaf or has_own_to(leaf):
@@ -81,16 +79,16 @@ class BatchCopy:
         return moved
 
     def _to_device(self, leaf_host: torch.Tensor) -> torch.Tensor:
-        return leaf_host.to(self._side.device, non_blocking=True)
+        return leaf_host.to(self._device, non_blocking=True)
 
     def _adopt(self, tensors: list[torch.Tensor]) -> None:
         """Let the side stream read tensors that are on the device already."""
         for tensor in tensors:
-            if tensor.device == self._side.device:
+            if tensor.device == self._device:
                 if not self.adopted:
                     # Made by the loop, or by a source in a thread, which issues on the
                     # default stream.
                     self._side.enqueue_wait_for(self._consumer)
-                    self._side.enqueue_wait_for(default_stream(self._side.device))
+                    self._side.enqueue_wait_for(default_stream(self._device))
                     self.adopted = True
                 self._side.record_use(tensor)

@@ -14,7 +14,7 @@ from gpuprefetch.streams import Event, SideStream
 __all__ = ["Copies"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Copying:
     """Copies of one batch that may still read host memory."""
 
@@ -61,18 +61,26 @@ class Copies:
                 return
             self._retire(oldest)
 
-    def wait_for_source_and_slot(
-        self, *, may_refill: bool, but: Prepared | None
-    ) -> None:
-        """Wait until a slot is free, and until no copy reads what may be refilled.
+    def are_in_the_way(self, *, may_refill: bool) -> bool:
+        """Whether no slot is free, or some copy reads what may be refilled.
 
         Args:
             may_refill: The source may write into the batches it gave, when pulled.
+        """
+        return bool(self._under_way) and (
+            not self._ring.has_free or (may_refill and self._reads_source())
+        )
+
+    def wait_for_source_and_slot(
+        self, *, may_refill: bool, but: Prepared | None
+    ) -> None:
+        """Wait until they are not; see :meth:`are_in_the_way`.
+
+        Args:
+            may_refill: As there.
             but: As in :meth:`free_finished`.
         """
-        while self._under_way and (
-            not self._ring.has_free or (may_refill and self._reads_source())
-        ):
+        while self.are_in_the_way(may_refill=may_refill):
             if self._under_way[0].prepared is but:
                 return
             self._wait_oldest()

@@ -12,7 +12,7 @@ from gpuprefetch.streams import Event
 __all__ = ["Entry", "InFlight", "Prepared", "as_batch_error"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """A batch in host memory, ready for the device."""
 

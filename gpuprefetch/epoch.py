@@ -85,27 +85,26 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        self._raise_if_closed()
+        if self._is_closed:
+            raise self._why_closed()
         self._meter.begin_next(len(self._in_flight) + self._feeder.num_ready)
-        with self._meter.waiting_for_device:
-            self._transfer.wait_before_step()
+        self._transfer.wait_before_step()
         self._fill()
-        self._raise_if_closed()
+        if self._is_closed:  # By a signal handler, meanwhile.
+            raise self._why_closed()
         self._meter.note_in_flight(self._in_flight)
         batch = self._yield_oldest()
         self._meter.end_next()
         return batch
 
-    def _raise_if_closed(self) -> None:
-        """Refuse to go on; a signal handler may also have closed the pass meanwhile."""
+    def _why_closed(self) -> Exception:
         if self._is_superseded:
-            raise SupersededError(
+            return SupersededError(
                 "a newer pass over this loader has started, and its source has one "
                 "iterator for all passes (persistent workers, a one-shot iterator, or "
                 "a source that keeps a state). Finish one pass before the next."
             )
-        if self._is_closed:
-            raise StopIteration
+        return StopIteration()
 
     # Flow #
 
@@ -116,21 +115,21 @@ class Epoch(Iterator[Batch], Generic[Batch]):
                 return
             if self._pending is None:
                 self._pending = self._take(may_wait=not self._in_flight)
-            self._raise_if_closed()
+            if self._is_closed:  # While the source was at work.
+                raise self._why_closed()
             if self._pending is None:
                 return
             in_flight = self._transfer.enqueue(self._pending, self._next_index)
             self._in_flight.append(in_flight)
-            self._is_source_done = self._pending.is_last
+            self._is_source_done = in_flight.is_last
             self._pending.error = None  # Now carried by `in_flight` alone.
             self._pending = None
             self._next_index += 1
 
     def _take(self, *, may_wait: bool) -> Entry | None:
-        with self._meter.waiting_for_device:
-            # An inline feeder pulls the source, and fills a slot, before `take`
-            # returns.
-            self._transfer.wait_before_pull(may_wait=may_wait or self._feeder.is_inline)
+        # An inline feeder pulls the source, and fills a slot, before `take` returns.
+        if may_wait or self._feeder.is_inline:
+            self._transfer.wait_before_pull()
         with self._meter.waiting_for_source:
             return self._feeder.take(may_wait=may_wait)
 

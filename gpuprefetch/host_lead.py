@@ -43,14 +43,15 @@ class HostLead:
         """Pause while too many steps are unfinished."""
         while len(self._steps) > self._most_steps:
             step_begun = self._steps.popleft()
-            if not _fires_soon(step_begun):
+            if not step_begun.query() and not _fires_soon(step_begun):
                 step_begun.synchronize()
             self._spare.append(step_begun)
 
     def enqueue_step_event(self, consumer: Stream) -> None:
         """Note that the loop's next step is about to be queued on ``consumer``."""
         event = self._spare.pop() if self._spare else make_sleeping_event(self._device)
-        self._steps.append(consumer.record_event(event))
+        event.record(consumer)
+        self._steps.append(event)
 
 
 def _fires_soon(event: Event) -> bool:

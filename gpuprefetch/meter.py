@@ -1,8 +1,9 @@
 """Who counts and times what a pass does, and what does that cost?
 
-A stage is timed with ``with meter.copying:``, which also shows it to a profiler. All of
-it together takes about 10 us a batch. Nothing here waits for the device: timing events
-are asked whether they are done, and read then; see [Note: Which batches count].
+A stage is timed with ``with meter.copying:``, which also shows it to a profiler.
+Nothing here waits for the device: timing events are asked whether they are done, and
+read then; see [Note: Which batches count]. What the clock showed is counted later; see
+[Note: Readings] in ``times``.
 
 Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source, but
 for the histogram of the latter, which the loop sets once; ``snapshot`` to any, all else
@@ -20,13 +21,13 @@ import torch
 from gpuprefetch import ranges, streams
 from gpuprefetch.batch import leaves_of
 from gpuprefetch.entry import InFlight
-from gpuprefetch.histogram import Histogram
 from gpuprefetch.move import num_bytes_of
-from gpuprefetch.ranges import Range
+from gpuprefetch.stages import Shown, Stage
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import SideStream, Stream, TimingEvent
+from gpuprefetch.times import Reading, Times
 
-__all__ = ["Meter", "Shown", "Stage"]
+__all__ = ["Meter"]
 
 # [Note: Which batches count]: enough for a verdict early on, then one in so many.
 _ALL_UP_TO = 32
@@ -35,94 +36,11 @@ _ONE_IN = 8
 # Measurements whose events have not fired yet: the host is never so many steps ahead.
 _MOST_PENDING = 64
 
+# Readings of the clock that are counted together.
+_READINGS_AT_ONCE = 64
+
 # Batches after which what they showed is looked at, once.
 _FIRST_BATCHES = 32
-
-
-class Shown:
-    """One kind of work that is shown to a profiler, and not timed here.
-
-    Args:
-        range_name: What profilers call it.
-    """
-
-    __slots__ = ("_opened", "_range_name")
-
-    def __init__(self, range_name: str) -> None:
-        self._range_name = range_name
-        self._opened: Range | None = None
-
-    def __enter__(self) -> None:
-        if ranges.are_seen():
-            self._show()
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._opened is not None:
-            self._hide(self._opened)
-
-    def _show(self) -> None:
-        self._opened = ranges.begin(self._range_name)
-
-    def _hide(self, opened: Range) -> None:
-        opened.end()
-        self._opened = None
-
-
-class Stage(Shown):
-    """One kind of work, timed in a ``with`` block; one block at a time.
-
-    Args:
-        range_name: What profilers call it; empty: they are not shown it.
-    """
-
-    __slots__ = ("_lapped_s", "_started", "times_ms", "total_s")
-
-    def __init__(self, range_name: str) -> None:
-        super().__init__(range_name)
-        self._started = 0.0
-        self.total_s = 0.0
-        """Of all blocks so far."""
-        self.times_ms: Histogram | None = None
-        """Where the time of each further block is counted."""
-        self._lapped_s = 0.0
-
-    def lap_s(self) -> float:
-        """Give the time of all blocks since this was asked last."""
-        lap_s = self.total_s - self._lapped_s
-        self._lapped_s = self.total_s
-        return lap_s
-
-    # Written out, since calling the parent's takes as long as all else here.
-    def __enter__(self) -> None:
-        if ranges.are_seen():
-            self._show()
-        self._started = perf_counter()
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        elapsed_s = perf_counter() - self._started
-        self.total_s += elapsed_s
-        if self.times_ms is not None:
-            self.times_ms.add(elapsed_s * 1e3)
-        if self._opened is not None:
-            self._hide(self._opened)
-
-
-class _Times:
-    """The figures of one pass; names as in ``LoaderStats``."""
-
-    def __init__(self) -> None:
-        self.period_ms = Histogram()
-        self.between_ms = Histogram()
-        self.source_wait_ms = Histogram()
-        self.device_wait_ms = Histogram()
-        self.loader_ms = Histogram()
-        self.transform_host_ms = Histogram()
-        self.pull_ms = Histogram()
-        self.pin_ms = Histogram()
-        self.copy_ms = Histogram()
-        self.copy_gb_per_s = Histogram()
-        self.transform_ms = Histogram()
-        self.stall_ms = Histogram()
 
 
 class Meter:
@@ -152,8 +70,8 @@ class Meter:
         self.is_over = False
         """The pass has ended, in whichever way."""
         self._on_first_batches = on_first_batches
-        self._times = _Times()
-        self._queue_depth = Histogram()
+        self._times = Times()
+        self._readings: deque[Reading] = deque()
         self._device_bytes = 0
         # Stages #
         self.pinning = Stage(ranges.PIN)
@@ -163,7 +81,8 @@ class Meter:
         self.transforming = Stage(ranges.TRANSFORM)
         self.handing_off = Shown(ranges.HAND_OFF)
         # Of the newest `next` #
-        self._started_s = self._ended_s = self._first_s = 0.0
+        self._called_s = 0.0
+        self._queued = 0
         # On the device #
         self._issued = 0
         self._num_dry = self._num_asked = 0
@@ -171,7 +90,8 @@ class Meter:
         self._copy: _TimedCopy | None = None
         # Recorded, oldest first; taken out when their last event has fired.
         self._pending: deque[_TimedCopy | _TimedStall] = deque()
-        # Held by whoever takes from there: the loop, or a thread that asks for figures.
+        # Held by whoever takes from there, or counts readings: the loop, or a thread
+        # that asks for figures.
         self._reading = Lock()
         # Fired, to be recorded again: making an event takes longer.
         self._spare: list[TimingEvent] = []
@@ -180,14 +100,10 @@ class Meter:
 
     def begin_next(self, queued: int) -> None:
         """The loop asks for a batch, while ``queued`` are in hand."""
-        started_s = perf_counter()
-        if self.yielded > 1:
-            self._times.between_ms.add((started_s - self._ended_s) * 1e3)
-            self._times.period_ms.add((started_s - self._started_s) * 1e3)
-        self._started_s = started_s
+        self._called_s = perf_counter()
+        self._queued = queued
         self._stall_begun = None
         if self.yielded:
-            self._queue_depth.add(queued)
             if self._pending:
                 self._read_fired()
             if self._issued and self._samples(self.yielded):
@@ -195,28 +111,22 @@ class Meter:
 
     def end_next(self) -> None:
         """The loop gets its batch."""
-        self._ended_s = perf_counter()
-        next_s = self._ended_s - self._started_s
-        # The loop's own thread packs while it asks the source.
-        pin_s = 0.0 if self.is_threaded else self.pinning.lap_s()
-        source_s = self.waiting_for_source.lap_s() - pin_s
-        device_s = self.waiting_for_device.lap_s()
-        transform_s = self.transforming.lap_s()
-        if self.yielded:
-            times = self._times
-            times.source_wait_ms.add(source_s * 1e3)
-            times.device_wait_ms.add(device_s * 1e3)
-            times.loader_ms.add((next_s - source_s - device_s) * 1e3)
-            # Parts of that, of the same batches; not measured where there is none.
-            if self.pinning.total_s and not self.is_threaded:
-                times.pin_ms.add(pin_s * 1e3)
-            if self.transforming.total_s:
-                times.transform_host_ms.add(transform_s * 1e3)
-        else:
-            self._first_s = next_s
-            if self.is_threaded:
-                self.pinning.times_ms = self._times.pin_ms
+        self._readings.append(
+            (
+                self._called_s,
+                perf_counter(),
+                self.waiting_for_source.total_s,
+                self.waiting_for_device.total_s,
+                self.transforming.total_s,
+                self.pinning.total_s,
+                self._queued,
+            )
+        )
+        if not self.yielded and self.is_threaded:
+            self.pinning.times_ms = self._times.pin_ms
         self.yielded += 1
+        if len(self._readings) >= _READINGS_AT_ONCE:
+            self._count_readings()
         if self.yielded == _FIRST_BATCHES:
             self._look_at_first_batches()
 
@@ -227,6 +137,8 @@ class Meter:
 
     def end_pass(self) -> None:
         """The source ended; there is no further batch."""
+        self._count_readings()
+        self._times.end(self._called_s)
         if self.yielded < _FIRST_BATCHES:
             self._look_at_first_batches()
 
@@ -277,7 +189,7 @@ class Meter:
 
     def note_in_flight(self, in_flight: Iterable[InFlight]) -> None:
         """See how large the batches in flight are, for a sample of the batches."""
-        if self._issued and self._samples(self.yielded):
+        if self._stall_begun is not None:
             num_bytes = sum(
                 num_bytes_of(leaf)
                 for one in in_flight
@@ -302,21 +214,26 @@ class Meter:
         finally:
             self._reading.release()
 
+    def _count_readings(self) -> None:
+        if self._reading.acquire(blocking=False):
+            try:
+                self._times.take(self._readings, is_threaded=self.is_threaded)
+            finally:
+                self._reading.release()
+
     # The record #
 
     def snapshot(self, **setup: Any) -> LoaderStats:
         """Freeze the figures; ``setup`` are the fields that this does not know."""
+        self._count_readings()
         self._read_fired()
-        spreads = {
-            name: histogram.spread() for name, histogram in vars(self._times).items()
-        }
+        spreads: dict[str, Any] = dict(self._times.spreads())
         return LoaderStats(
             epoch=self.epoch,
             batches=self.yielded,
             copied_bytes=self.copied_bytes,
-            first_ms=self._first_s * 1e3,
+            first_ms=self._times.first_s * 1e3,
             dry_share=self._num_dry / max(self._num_asked, 1),
-            queue_depth=self._queue_depth.spread(is_whole=True),
             device_bytes=self._device_bytes,
             device="" if self.device is None else str(self.device),
             is_threaded=self.is_threaded,
@@ -343,7 +260,7 @@ class _TimedCopy:
     def has_fired(self) -> bool:
         return (self.transformed or self.copied).query()
 
-    def read_into(self, times: _Times) -> None:
+    def read_into(self, times: Times) -> None:
         copy_ms = self.begun.elapsed_time(self.copied)
         if self.num_bytes:
             times.copy_ms.add(copy_ms)
@@ -368,5 +285,5 @@ class _TimedStall:
         # Both, since the loop may have changed its stream between them.
         return self.ended.query() and self.begun.query()
 
-    def read_into(self, times: _Times) -> None:
+    def read_into(self, times: Times) -> None:
         times.stall_ms.add(self.begun.elapsed_time(self.ended))

@@ -78,7 +78,15 @@ class StagingPreparer:
         others = [leaf for leaf in leaves if type(leaf) is not torch.Tensor]
         if others and self._copies_arrays and any(map(is_array, others)):
             batch = map_leaves(batch, _copy_array)
-        leaves_host = [leaf for leaf in leaves if self._needs_slot(leaf)]
+        skips_pinned = not self._copies_pinned
+        leaves_host = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor)
+            # Asked first: true of most leaves that need no slot, and quickly answered.
+            and not (skips_pinned and leaf.is_cpu and leaf.is_pinned())
+            and is_plain_dense(leaf)
+        ]
         places: dict[int, StagedLeaf] = {}
         slot = None
         if leaves_host:
@@ -114,14 +122,6 @@ class StagingPreparer:
         return {
             id(leaf): place for leaf, place in zip(leaves_host, staged, strict=True)
         }
-
-    def _needs_slot(self, leaf: Any) -> bool:
-        if not isinstance(leaf, torch.Tensor):
-            return False
-        # Asked first: true of most leaves that need no slot, and quickly answered.
-        if leaf.is_cpu and not self._copies_pinned and leaf.is_pinned():
-            return False
-        return is_plain_dense(leaf)
 
     def _allocate(self, num_bytes: int) -> PinnedBuffer:
         return PinnedBuffer(num_bytes, self._device)

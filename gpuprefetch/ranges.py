@@ -18,9 +18,9 @@ __all__ = [
     "TRANSFORM",
     "WAIT",
     "Range",
-    "are_seen",
     "begin",
     "enable_nvtx",
+    "is_nvtx_enabled",
 ]
 
 # Those who read traces look for these names.
@@ -38,8 +38,8 @@ class Range(Protocol):
         """End it."""
 
 
-# Whether ranges go to NVTX with no profiler of torch's running. Set by the user.
-_to_nvtx = False
+is_nvtx_enabled = False
+"""Ranges go to NVTX with no profiler of torch's running; see :func:`enable_nvtx`."""
 
 
 def enable_nvtx(is_enabled: bool = True) -> None:
@@ -47,20 +47,15 @@ def enable_nvtx(is_enabled: bool = True) -> None:
 
     Not needed under ``torch.profiler`` or ``emit_nvtx``.
     """
-    global _to_nvtx
-    _to_nvtx = is_enabled
-
-
-def are_seen() -> bool:
-    """Tell whether anybody looks; asked several times a batch."""
-    return profiler._is_profiler_enabled or _to_nvtx
+    global is_nvtx_enabled
+    is_nvtx_enabled = is_enabled
 
 
 def begin(name: str) -> Range | None:
     """Begin a range; with an empty name there is none."""
     if not name:
         return None
-    return _NvtxRange(name) if _to_nvtx else _ProfilerRange(name)
+    return _NvtxRange(name) if is_nvtx_enabled else _ProfilerRange(name)
 
 
 class _ProfilerRange:

@@ -39,7 +39,7 @@ class transform_modes:
                 _enter(torch.inference_mode(False), entered)
             if torch.is_grad_enabled():
                 entered.append(_gradients)
-                torch.set_grad_enabled(False)
+                torch._C._set_grad_enabled(False)
             for device_type in self._autocast_types:
                 if torch.is_autocast_enabled(device_type):
                     _enter(torch.autocast(device_type, enabled=False), entered)
@@ -54,13 +54,16 @@ class transform_modes:
 
 
 class _Gradients:
-    """Turns gradients on again: what is left of ``torch.no_grad`` without its cost."""
+    """Turns gradients on again: what is left of ``torch.no_grad`` without its cost.
+
+    Of torch's functions it calls what they call in the end.
+    """
 
     def __enter__(self) -> None:
         """Nothing is touched before the end."""
 
     def __exit__(self, *exception: object) -> None:
-        torch.set_grad_enabled(True)
+        torch._C._set_grad_enabled(True)
 
 
 _gradients = _Gradients()

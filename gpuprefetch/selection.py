@@ -14,6 +14,9 @@ from gpuprefetch.errors import BatchError, SelectionError, TransformError
 
 __all__ = ["Selection"]
 
+# What nearly every batch is: told sooner than all other kinds can be.
+_USUAL_KINDS = (tuple, list)
+
 
 class Selection:
     """The parts of a batch that go through the transform.
@@ -33,7 +36,7 @@ class Selection:
         Raises:
             SelectionError: The batch has no such item; the message lists what it has.
         """
-        if self._inputs is None and _is_usual(batch):
+        if self._inputs is None and type(batch) in _USUAL_KINDS and batch:
             return (batch[0],)
         return tuple(_get(batch, item) for item in self._items(batch))
 
@@ -44,7 +47,7 @@ class Selection:
             TransformError: ``inputs`` is a tuple and the number of results differs.
             BatchError: The batch is of a type that cannot be rebuilt.
         """
-        if self._inputs is None and _is_usual(batch):
+        if self._inputs is None and type(batch) in _USUAL_KINDS and batch:
             if batch[0] is result:
                 return batch
             rest = batch[1:]
@@ -99,11 +102,6 @@ class Selection:
                 f"{expected}, in the order of inputs."
             )
         return tuple(result)
-
-
-def _is_usual(batch: Any) -> bool:
-    """Tell of what nearly every batch is, sooner than all other kinds can be told."""
-    return type(batch) in (tuple, list) and len(batch) > 0
 
 
 class _Whole:

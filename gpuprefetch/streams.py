@@ -46,9 +46,18 @@ __all__ = [
 # them: its non-blocking copies have been seen to hand over unfinished data.
 _ASYNC_DEVICE_TYPES = ("cuda", "xpu")
 
+# What torch calls a stream: its id, and the index and the type of its device.
+_Name = tuple[int, int, int]
+
 
 class Event(Protocol):
     """What this package needs of ``torch.cuda.Event`` and its relatives."""
+
+    def record(self, stream: "Stream") -> None:
+        """Mark the point that the stream's queue has reached."""
+
+    def wait(self, stream: "Stream") -> None:
+        """Let later work of the stream wait for this; returns at once."""
 
     def query(self) -> bool:
         """Tell whether the device is past this point."""
@@ -67,14 +76,8 @@ class TimingEvent(Event, Protocol):
 class Stream(Protocol):
     """What this package needs of ``torch.cuda.Stream`` and its relatives."""
 
-    def wait_event(self, event: Event) -> None:
-        """Let later work wait for the event; returns at once."""
-
     def wait_stream(self, stream: "Stream") -> None:
         """Let later work wait for all that the other stream has queued."""
-
-    def record_event(self, event: Event) -> Event:
-        """Mark the point that the queue has reached."""
 
     def query(self) -> bool:
         """Tell whether the device has finished all that was queued."""
@@ -123,10 +126,12 @@ class SideStream:
     def entered(self) -> AbstractContextManager[Stream]:
         """Make this the current stream, and its device the current one, in a block.
 
-        The same as ``torch.cuda.stream`` at half its cost. The block is given the
+        The same as ``torch.cuda.stream`` at a fraction of its cost, if it is made once
+        and used for every batch. Blocks may nest, in one thread. Each is given the
         stream that was current before.
         """
-        return _Entered(self.device, self._stream)
+        kind = _EnteredOnCuda if self._module is torch.cuda else _Entered
+        return kind(self.device, self._stream)
 
     def record_event(self) -> Event:
         """Mark the point that this stream's queue has now reached."""
@@ -134,7 +139,8 @@ class SideStream:
             event = self._spare.pop()
         except IndexError:  # Not asked before: another pass may take the last one.
             event = self._module.Event()
-        return self._stream.record_event(event)
+        event.record(self._stream)
+        return event
 
     def take_back(self, event: Event) -> None:
         """Let an event of this stream be recorded again.
@@ -162,57 +168,89 @@ class SideStream:
 
 
 class _Entered:
-    """One block in which a side stream is current; see ``SideStream.entered``."""
-
-    __slots__ = ("_device", "_module", "_outer_stream", "_stream", "_switch")
+    """Blocks in which a side stream is current; see ``SideStream.entered``."""
 
     def __init__(self, device: torch.device, stream: Stream) -> None:
         self._device = device
         self._module = _device_module(device)
         self._stream = stream
-        self._switch: Any = None
+        # What each open block goes back to: a stream, and torch's block that made the
+        # device current, if there had to be one. The newest last.
+        self._outer: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> Stream:
-        outer_device = self._module.current_device()
-        if self._device.index not in (None, outer_device):
-            # Torch's own, since it goes back without making a context: to set a device
-            # that has none yet would open one there.
-            self._switch = self._module.device(self._device)
-            self._switch.__enter__()
-        self._outer_stream = current_stream(self._device)
+        switch = None
+        if self._device.index not in (None, self._module.current_device()):
+            switch = self._enter_device()
+        outer: Stream = self._module.current_stream(self._device.index)
+        self._outer.append((outer, switch))
         self._module.set_stream(self._stream)
-        return self._outer_stream
+        return outer
 
     def __exit__(self, *exception: object) -> None:
-        self._module.set_stream(self._outer_stream)
-        if self._switch is not None:
-            self._switch.__exit__(*exception)
+        outer, switch = self._outer.pop()
+        self._module.set_stream(outer)
+        if switch is not None:
+            switch.__exit__(*exception)
+
+    def _enter_device(self) -> Any:
+        # Torch's own, since it goes back without making a context: to set a device
+        # that has none yet would open one there.
+        switch = self._module.device(self._device)
+        switch.__enter__()
+        return switch
+
+
+class _EnteredOnCuda(_Entered):
+    """The same, by what torch's functions in Python call in the end."""
+
+    def __init__(self, device: torch.device, stream: Stream) -> None:
+        super().__init__(device, stream)
+        self._index = device.index
+        named: Any = stream
+        self._name: _Name = (named.stream_id, named.device_index, named.device_type)
+
+    def __enter__(self) -> Stream:
+        switch = None
+        if torch._C._cuda_getDevice() != self._index:
+            switch = self._enter_device()
+        outer = torch._C._cuda_getCurrentStream(self._index)
+        self._outer.append((outer, switch))
+        torch._C._cuda_setStream(*self._name)
+        return _cuda_stream(outer)
+
+    def __exit__(self, *exception: object) -> None:
+        outer, switch = self._outer.pop()
+        torch._C._cuda_setStream(*outer)
+        if switch is not None:
+            switch.__exit__(*exception)
 
 
 def current_stream(device: torch.device) -> Stream:
     """Look up the stream on which the calling thread issues work now."""
-    module = _device_module(device)
-    if module is torch.cuda and module.is_initialized():
-        return _current_cuda_stream(device.index)
+    cuda: Any = torch.cuda
+    if device.type == "cuda" and cuda.is_initialized():
+        return _cuda_stream(torch._C._cuda_getCurrentStream(device.index))
     # By index: looking up a torch.device takes three times as long.
-    stream: Stream = module.current_stream(device.index)
+    stream: Stream = _device_module(device).current_stream(device.index)
     return stream
 
 
-# By what torch calls them: a new Python object takes longer than the lookup.
-_cuda_streams: dict[tuple[int, int, int], Stream] = {}
+# Kept, since to make a new Python object takes longer than the lookup.
+_cuda_streams: dict[_Name, Stream] = {}
 _MOST_CUDA_STREAMS = 256  # Those that torch makes are fewer; a user may bring others.
 
 
-def _current_cuda_stream(index: int) -> Stream:
-    name = torch._C._cuda_getCurrentStream(index)
+def _cuda_stream(name: _Name) -> Stream:
+    """Give the stream of that name, which is the current one of its device."""
     try:
         return _cuda_streams[name]
     except KeyError:
         pass
     if len(_cuda_streams) >= _MOST_CUDA_STREAMS:
         _cuda_streams.clear()
-    stream = _cuda_streams[name] = cast(Stream, torch.cuda.current_stream(index))
+    stream = cast(Stream, torch.cuda.current_stream(name[1]))
+    _cuda_streams[name] = stream
     return stream
 
 
@@ -239,7 +277,7 @@ def record_timing(
     event: TimingEvent = (
         spare.pop() if spare else _device_module(device).Event(enable_timing=True)
     )
-    stream.record_event(event)
+    event.record(stream)
     return event
 
 
@@ -250,7 +288,7 @@ def enqueue_wait(event: Event, device: torch.device) -> Stream:
         That stream: the one on which the batch is about to be used.
     """
     consumer = current_stream(device)
-    consumer.wait_event(event)
+    event.wait(consumer)
     return consumer
 
 

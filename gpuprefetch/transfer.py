@@ -46,8 +46,8 @@ class Transfer(Protocol):
     def wait_before_step(self) -> None:
         """Do what is due when the loop asks for a batch; may block the host."""
 
-    def wait_before_pull(self, *, may_wait: bool) -> None:
-        """Make sure that the source may be pulled; may block only if ``may_wait``."""
+    def wait_before_pull(self) -> None:
+        """Make sure that the source, or a feeder that waits, can go on; may block."""
 
     @property
     def copies(self) -> Copies | None:
@@ -109,7 +109,7 @@ class InlineTransfer:
     def wait_before_step(self) -> None:
         """Nothing is under way."""
 
-    def wait_before_pull(self, *, may_wait: bool) -> None:
+    def wait_before_pull(self) -> None:
         """Nothing is under way."""
 
     @property
@@ -154,6 +154,7 @@ class StreamTransfer:
         # The batch that is being issued; stays set when Ctrl-C comes in the middle.
         self._issuing: Prepared | None = None
         self._host_lead = HostLead(depth, side.device)
+        self._on_side = side.entered()
         self._modes = transform_modes(side.device)
         # What the loop has queued until now, such as the weights of an encoder that is
         # the transform, comes before this pass.
@@ -175,7 +176,7 @@ class StreamTransfer:
         return in_flight
 
     def _issue(self, prepared: Prepared, batch_index: int) -> InFlight:
-        with self._side.entered() as consumer, self._modes:
+        with self._on_side as consumer, self._modes:
             self._meter.begin_copy(self._side)
             with self._meter.copying:
                 batch, holds_source = self._enqueue_copies(prepared, consumer)
@@ -227,17 +228,20 @@ class StreamTransfer:
 
     def wait_before_step(self) -> None:
         """Keep the host's lead in bounds, and free the slots that were copied."""
-        self._host_lead.wait_in_bounds()
+        with self._meter.waiting_for_device:
+            self._host_lead.wait_in_bounds()
         self.copies.free_finished(but=self._issuing)
 
-    def wait_before_pull(self, *, may_wait: bool) -> None:
+    def wait_before_pull(self) -> None:
         """Make sure that the source, or the feeder, can go on.
 
         A source that refills its buffers is pulled again only after the copies from
         them. Before a blocking wait every slot is freed that can be: a feeder may be
         waiting for one, and only this thread frees them.
         """
-        if may_wait:
-            self.copies.wait_for_source_and_slot(
-                may_refill=self._waits_for_source, but=self._issuing
-            )
+        may_refill = self._waits_for_source
+        if self.copies.are_in_the_way(may_refill=may_refill):
+            with self._meter.waiting_for_device:
+                self.copies.wait_for_source_and_slot(
+                    may_refill=may_refill, but=self._issuing
+                )

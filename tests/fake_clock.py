@@ -6,7 +6,7 @@ no such time: tests with ``background`` sleep, and compare figures with each oth
 
 import pytest
 
-from gpuprefetch import meter, probe, puller
+from gpuprefetch import meter, probe, puller, stages
 
 __all__ = ["FakeClock"]
 
@@ -20,7 +20,7 @@ class FakeClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 0.0
-        for module in (meter, probe, puller):
+        for module in (meter, probe, puller, stages):
             monkeypatch.setattr(module, "perf_counter", self._look)
 
     def _look(self) -> float:

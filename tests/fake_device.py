@@ -45,10 +45,16 @@ class FakeEvent:
         self._fires_at_once = fires_at_once
         self._has_fired = fires_at_once()
 
-    def note_record(self) -> None:
-        """A stream has recorded it."""
+    def record(self, stream: "FakeStream") -> None:
         self.mark = FakeMark()
         self._has_fired = self._fires_at_once()
+        if self.tells_time:
+            stream.timing_events.append(self)
+        else:
+            stream.marks.append(self.mark)
+
+    def wait(self, stream: "FakeStream") -> None:
+        stream.waited_for.append(self.mark)
 
     @property
     def was_synchronized(self) -> bool:
@@ -78,19 +84,12 @@ class FakeStream:
         """Those that others wait for; not those that tell the time."""
         self.timing_events: list[FakeEvent] = []
 
-    def wait_event(self, event: FakeEvent) -> None:
-        self.waited_for.append(event.mark)
-
     def wait_stream(self, stream: "FakeStream") -> None:
         self.waited_for.append(stream)
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
         event = FakeEvent() if event is None else event
-        event.note_record()
-        if event.tells_time:
-            self.timing_events.append(event)
-        else:
-            self.marks.append(event.mark)
+        event.record(self)
         return event
 
     def query(self) -> bool:

@@ -38,7 +38,7 @@ _LAYERS = [
     ["diagnose"],
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],
     ["fingerprint", "generators", "indices", "progress"],
-    ["pinned", "streams", "seeding", "stats", "syncs"],
+    ["pinned", "streams", "seeding", "stages", "stats", "syncs", "times"],
     ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "cores", "ranks"],
     ["containers"],

@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from gpuprefetch import LoaderStats, StreamPrefetchLoader, ranges
 from gpuprefetch.histogram import Histogram, Spread
-from gpuprefetch.meter import Meter, Stage
+from gpuprefetch.meter import Meter
+from gpuprefetch.stages import Stage
 from tests.fake_clock import FakeClock
-from tests.fake_device import FakeDevice, FakeEvent
+from tests.fake_device import FakeDevice, FakeEvent, FakeStream
 from tests.sources import Images, count
 
 pytestmark = pytest.mark.timeout(30)
@@ -354,14 +355,13 @@ def test_the_stall_begins_before_the_loader_waits_and_ends_after_the_batchs_even
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    consumer = fake_device.consumer
 
-    def record(event: FakeEvent) -> FakeEvent:
-        order.append("time" if event.tells_time else "event")
-        return event
+    def record(event: FakeEvent, stream: FakeStream) -> None:
+        if stream is fake_device.consumer:
+            order.append("time" if event.tells_time else "event")
 
-    monkeypatch.setattr(consumer, "record_event", record)
-    monkeypatch.setattr(consumer, "wait_event", lambda event: order.append("wait"))
+    monkeypatch.setattr(FakeEvent, "record", record)
+    monkeypatch.setattr(FakeEvent, "wait", lambda event, stream: order.append("wait"))
     batches = iter(StreamPrefetchLoader(count(3), device=META))
     next(batches)
     order.clear()

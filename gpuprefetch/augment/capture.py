@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gpuprefetch.errors import TransformError
-from gpuprefetch.streams import Stream, current_stream, record_use
+from gpuprefetch.streams import Event, Stream, current_stream, record_use
 
 __all__ = ["Captured", "capture", "replay"]
 
@@ -44,7 +44,7 @@ class Captured:
     """How the results nest."""
     results: list[Any]
     """The function's results, leaf by leaf; tensors stand in for themselves."""
-    done: torch.cuda.Event
+    done: Event
     """Recorded after the copies out of ``outputs``; the next call waits for it."""
     weights: list[Tensor]
     """Keeps the memory of the function's weights, whose addresses the graph holds."""
@@ -194,7 +194,7 @@ def replay(captured: Captured, tensors: Sequence[Tensor]) -> Any:
         What the function returned, with tensors of the caller's own.
     """
     stream = current_stream(tensors[0].device)
-    stream.wait_event(captured.done)  # See [Note: Two streams, one graph].
+    captured.done.wait(stream)  # See [Note: Two streams, one graph].
     if stream not in captured.readers:
         # Should this object go, its memory waits for this stream too.
         captured.readers.add(stream)
@@ -204,7 +204,7 @@ def replay(captured: Captured, tensors: Sequence[Tensor]) -> Any:
         static.copy_(tensor)
     captured.graph.replay()
     copies = iter([output.clone() for output in captured.outputs])
-    stream.record_event(captured.done)
+    captured.done.record(stream)
     results = [
         next(copies) if isinstance(leaf, Tensor) else leaf for leaf in captured.results
     ]

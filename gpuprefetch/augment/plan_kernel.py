@@ -253,7 +253,7 @@ class PlanKernel:
 
 def _run_stages(stages: tuple[_Stage, ...], image: Tensor, pack: Tensor) -> Tensor:
     device = image.device
-    if device.index != torch.cuda.current_device():
+    if device.index != torch._C._cuda_getDevice():
         # A launch needs the context of its stream's device to be current.
         with torch.cuda.device(device):
             return _run_stages(stages, image, pack)

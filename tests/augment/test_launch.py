@@ -26,7 +26,7 @@ class Driver:
         self.loaded: list[str] = []
         self.status = 0
         monkeypatch.setattr(plan_kernel, "load_kernel", self._load)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
         monkeypatch.setattr(
             torch._C, "_cuda_getCurrentRawStream", lambda _: 77, raising=False
         )
