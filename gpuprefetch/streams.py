@@ -242,14 +242,15 @@ _MOST_CUDA_STREAMS = 256  # Those that torch makes are fewer; a user may bring o
 
 
 def _cuda_stream(name: _Name) -> Stream:
-    """Give the stream of that name, which is the current one of its device."""
+    """Give the stream of that name, whichever is the current one by now."""
     try:
         return _cuda_streams[name]
     except KeyError:
         pass
     if len(_cuda_streams) >= _MOST_CUDA_STREAMS:
         _cuda_streams.clear()
-    stream = cast(Stream, torch.cuda.current_stream(name[1]))
+    kind: Any = torch.cuda.Stream  # Torch leaves its constructor untyped.
+    stream: Stream = kind(stream_id=name[0], device_index=name[1], device_type=name[2])
     _cuda_streams[name] = stream
     return stream
 

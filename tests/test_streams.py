@@ -79,30 +79,48 @@ def test_the_current_device_comes_back_after_an_error(
     assert module.streams == {0: "default-0", 1: "default-1"}
 
 
-class TwoStreams:
-    """What torch's lookup on CUDA is made of; counts the objects that are made."""
+class NamedStream:
+    """A stream of torch's on CUDA: what tells it from others is its name."""
+
+    def __init__(self, stream_id: int, device_index: int, device_type: int) -> None:
+        self.stream_id = stream_id
+        self.device_index = device_index
+        self.device_type = device_type
+
+    def __str__(self) -> str:
+        return f"stream {(self.stream_id, self.device_index, self.device_type)}"
+
+
+class Cuda:
+    """What torch's functions on CUDA call in the end; counts the objects made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current = (0, 0, 1)
         self.made = 0
-        names = {"raising": False}
-        monkeypatch.setattr(
-            torch._C, "_cuda_getCurrentStream", lambda index: self.current, **names
-        )
+
+        def set_stream(*name: int) -> None:
+            self.current = name  # type: ignore[assignment]
+
+        for name, stand_in in {
+            "_cuda_getCurrentStream": lambda index: self.current,
+            "_cuda_setStream": set_stream,
+            "_cuda_getDevice": lambda: 0,
+        }.items():
+            monkeypatch.setattr(torch._C, name, stand_in, raising=False)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "current_stream", self._make)
+        monkeypatch.setattr(torch.cuda, "Stream", self._make)
         monkeypatch.setattr(streams, "_cuda_streams", {})
         monkeypatch.setattr(streams, "_MOST_CUDA_STREAMS", 3)
 
-    def _make(self, index: int) -> str:
+    def _make(self, device: torch.device | None = None, **name: int) -> NamedStream:
         self.made += 1
-        return f"stream {self.current}"
+        return NamedStream(**name) if name else NamedStream(99, 0, 1)
 
 
 def test_the_current_stream_is_looked_up_each_time_and_made_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    played, device = TwoStreams(monkeypatch), torch.device("cuda", 0)
+    played, device = Cuda(monkeypatch), torch.device("cuda", 0)
     for number in (0, 7, 0, 7, 7, 0):
         played.current = (number, 0, 1)
         assert str(current_stream(device)) == f"stream {(number, 0, 1)}"
@@ -112,3 +130,24 @@ def test_the_current_stream_is_looked_up_each_time_and_made_once(
         played.current = (number, 0, 1)
         assert str(current_stream(device)) == f"stream {(number, 0, 1)}"
         assert len(streams._cuda_streams) <= 3
+
+
+def test_a_block_is_given_the_stream_before_it_and_goes_back_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Cuda(monkeypatch)
+    side = SideStream(torch.device("cuda", 0))
+    block = side.entered()
+    for number in (7, 0, 7):
+        played.current = (number, 0, 1)
+        with block as outer:
+            # Also where it was never looked up before this block had begun.
+            assert str(outer) == f"stream {(number, 0, 1)}"
+            assert played.current == (99, 0, 1)
+            with block as inner:
+                assert str(inner) == "stream (99, 0, 1)"
+            assert played.current == (99, 0, 1)
+        assert played.current == (number, 0, 1)
+    with pytest.raises(ValueError, match="in the block"), block:
+        raise ValueError("in the block")
+    assert played.current == (7, 0, 1)
