@@ -184,14 +184,19 @@ class _Entered:
             switch = self._enter_device()
         outer: Stream = self._module.current_stream(self._device.index)
         self._outer.append((outer, switch))
-        self._module.set_stream(self._stream)
+        try:
+            self._module.set_stream(self._stream)
+        except BaseException:
+            # Ctrl-C too: the block has not begun, so nobody else would go back.
+            self.__exit__()
+            raise
         return outer
 
     def __exit__(self, *exception: object) -> None:
         outer, switch = self._outer.pop()
         self._module.set_stream(outer)
         if switch is not None:
-            switch.__exit__(*exception)
+            switch.__exit__(None, None, None)
 
     def _enter_device(self) -> Any:
         # Torch's own, since it goes back without making a context: to set a device
@@ -216,14 +221,18 @@ class _EnteredOnCuda(_Entered):
             switch = self._enter_device()
         outer = torch._C._cuda_getCurrentStream(self._index)
         self._outer.append((outer, switch))
-        torch._C._cuda_setStream(*self._name)
-        return _cuda_stream(outer)
+        try:
+            torch._C._cuda_setStream(*self._name)
+            return _cuda_stream(outer)
+        except BaseException:  # As above.
+            self.__exit__()
+            raise
 
     def __exit__(self, *exception: object) -> None:
         outer, switch = self._outer.pop()
         torch._C._cuda_setStream(*outer)
         if switch is not None:
-            switch.__exit__(*exception)
+            switch.__exit__(None, None, None)
 
 
 def current_stream(device: torch.device) -> Stream:

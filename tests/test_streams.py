@@ -151,3 +151,42 @@ def test_a_block_is_given_the_stream_before_it_and_goes_back_to_it(
     with pytest.raises(ValueError, match="in the block"), block:
         raise ValueError("in the block")
     assert played.current == (7, 0, 1)
+
+
+def test_an_interrupt_while_a_block_begins_leaves_the_loops_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Cuda(monkeypatch)
+    block = SideStream(torch.device("cuda", 0)).entered()
+    played.current = (7, 0, 1)
+
+    def interrupt(*name: int, **names: int) -> None:
+        assert played.current == (99, 0, 1)
+        raise KeyboardInterrupt
+
+    # Looks up the stream before, as the last thing that is done.
+    monkeypatch.setattr(torch.cuda, "Stream", interrupt)
+    with pytest.raises(KeyboardInterrupt), block:
+        pass
+    assert played.current == (7, 0, 1)
+    assert not block._outer  # type: ignore[attr-defined]
+
+
+def test_an_interrupt_while_a_block_begins_leaves_the_loops_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = TwoDevices(0)
+    monkeypatch.setattr(torch, "get_device_module", lambda device=None: module)
+    block = SideStream(torch.device("cuda", 1)).entered()
+    set_stream, calls = module.set_stream, iter([KeyboardInterrupt])
+
+    def set_and_interrupt(stream: str) -> None:
+        set_stream(stream)
+        for interrupt in calls:
+            raise interrupt
+
+    monkeypatch.setattr(module, "set_stream", set_and_interrupt)
+    with pytest.raises(KeyboardInterrupt), block:
+        pass
+    assert module.current == 0
+    assert module.streams == {0: "default-0", 1: "default-1"}
