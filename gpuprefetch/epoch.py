@@ -120,6 +120,8 @@ class Epoch(Iterator[Batch], Generic[Batch]):
             if self._pending is None:
                 return
             in_flight = self._transfer.enqueue(self._pending, self._next_index)
+            if self._is_closed:  # By the transform, or by a signal handler.
+                raise self._why_closed()
             self._in_flight.append(in_flight)
             self._is_source_done = in_flight.is_last
             self._pending.error = None  # Now carried by `in_flight` alone.

@@ -408,6 +408,23 @@ def test_close_in_a_running_loop_ends_it_and_keeps_its_place(background: bool) -
     assert loader.state_dict()["epoch"] == 2
 
 
+def test_a_transform_that_closes_its_loader_ends_the_loop(
+    other_device: torch.device,
+) -> None:
+    def close_at_three(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(batch)
+        if len(seen) == 3:
+            loader.close()
+        return batch
+
+    seen: list[torch.Tensor] = []
+    loader = StreamPrefetchLoader(count(9), close_at_three, device=other_device)
+    yielded = len(list(loader))
+    assert yielded in (1, 2)
+    assert loader.state_dict()["yielded"] == yielded
+    assert len(list(loader)) == 9
+
+
 def test_leaving_the_context_closes(device: torch.device) -> None:
     with StreamPrefetchLoader(count(9), device=device, background=True) as loader:
         assert isinstance(loader, StreamPrefetchLoader)
