@@ -1,4 +1,4 @@
-"""Who counts and times what a pass does, and what does that cost?
+"""Who counts and times what a pass does?
 
 A stage is timed with ``with meter.copying:``, which also shows it to a profiler.
 Nothing here waits for the device: timing events are asked whether they are done, and
@@ -25,7 +25,7 @@ from gpuprefetch.move import num_bytes_of
 from gpuprefetch.stages import Shown, Stage
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import SideStream, Stream, TimingEvent
-from gpuprefetch.times import Reading, Times
+from gpuprefetch.times import Called, Returned, Times
 
 __all__ = ["Meter"]
 
@@ -36,8 +36,14 @@ _ONE_IN = 8
 # Measurements whose events have not fired yet: the host is never so many steps ahead.
 _MOST_PENDING = 64
 
-# Readings of the clock that are counted together.
-_READINGS_AT_ONCE = 64
+# Readings of the clock that are counted together, two a batch. The oldest are dropped
+# where more have piled up: Ctrl-C may have come between a lock and its release.
+_READINGS_AT_ONCE = 128
+_MOST_READINGS = 16 * _READINGS_AT_ONCE
+
+# How long who asks for figures waits for a thread that is counting just then. It ends,
+# since a signal handler may have interrupted that very thread.
+_PATIENCE_S = 0.01
 
 # Batches after which what they showed is looked at, once.
 _FIRST_BATCHES = 32
@@ -71,7 +77,10 @@ class Meter:
         """The pass has ended, in whichever way."""
         self._on_first_batches = on_first_batches
         self._times = Times()
-        self._readings: deque[Reading] = deque()
+        # Written by the loop, counted and dropped by whoever holds the lock: the loop,
+        # or a thread that asks for figures.
+        self._readings: deque[Called | Returned] = deque(maxlen=_MOST_READINGS)
+        self._counting = Lock()
         self._device_bytes = 0
         # Stages #
         self.pinning = Stage(ranges.PIN)
@@ -80,9 +89,6 @@ class Meter:
         self.copying = Shown(ranges.COPY)
         self.transforming = Stage(ranges.TRANSFORM)
         self.handing_off = Shown(ranges.HAND_OFF)
-        # Of the newest `next` #
-        self._called_s = 0.0
-        self._queued = 0
         # On the device #
         self._issued = 0
         self._num_dry = self._num_asked = 0
@@ -90,8 +96,7 @@ class Meter:
         self._copy: _TimedCopy | None = None
         # Recorded, oldest first; taken out when their last event has fired.
         self._pending: deque[_TimedCopy | _TimedStall] = deque()
-        # Held by whoever takes from there, or counts readings: the loop, or a thread
-        # that asks for figures.
+        # Held by whoever takes from there: the loop, or a thread that asks for figures.
         self._reading = Lock()
         # Fired, to be recorded again: making an event takes longer.
         self._spare: list[TimingEvent] = []
@@ -100,8 +105,7 @@ class Meter:
 
     def begin_next(self, queued: int) -> None:
         """The loop asks for a batch, while ``queued`` are in hand."""
-        self._called_s = perf_counter()
-        self._queued = queued
+        self._readings.append((perf_counter(), queued))
         self._stall_begun = None
         if self.yielded:
             if self._pending:
@@ -113,13 +117,11 @@ class Meter:
         """The loop gets its batch."""
         self._readings.append(
             (
-                self._called_s,
                 perf_counter(),
                 self.waiting_for_source.total_s,
                 self.waiting_for_device.total_s,
                 self.transforming.total_s,
                 self.pinning.total_s,
-                self._queued,
             )
         )
         if not self.yielded and self.is_threaded:
@@ -137,8 +139,6 @@ class Meter:
 
     def end_pass(self) -> None:
         """The source ended; there is no further batch."""
-        self._count_readings()
-        self._times.end(self._called_s)
         if self.yielded < _FIRST_BATCHES:
             self._look_at_first_batches()
 
@@ -189,7 +189,8 @@ class Meter:
 
     def note_in_flight(self, in_flight: Iterable[InFlight]) -> None:
         """See how large the batches in flight are, for a sample of the batches."""
-        if self._stall_begun is not None:
+        # At the first `next` there is no stall to be measured, but many are in flight.
+        if self._stall_begun is not None or (self._issued and not self.yielded):
             num_bytes = sum(
                 num_bytes_of(leaf)
                 for one in in_flight
@@ -214,18 +215,18 @@ class Meter:
         finally:
             self._reading.release()
 
-    def _count_readings(self) -> None:
-        if self._reading.acquire(blocking=False):
+    def _count_readings(self, *, patience_s: float = 0.0) -> None:
+        if self._counting.acquire(timeout=patience_s):
             try:
                 self._times.take(self._readings, is_threaded=self.is_threaded)
             finally:
-                self._reading.release()
+                self._counting.release()
 
     # The record #
 
     def snapshot(self, **setup: Any) -> LoaderStats:
         """Freeze the figures; ``setup`` are the fields that this does not know."""
-        self._count_readings()
+        self._count_readings(patience_s=_PATIENCE_S)
         self._read_fired()
         spreads: dict[str, Any] = dict(self._times.spreads())
         return LoaderStats(

@@ -3,20 +3,24 @@
 [Note: Readings]
 Code that runs once a step finds the processor's caches full of the model's. To count
 seven figures of one batch there takes longer than to count those of fifty batches
-afterwards. So ``next`` leaves a *reading*: what the clock and its counters showed when
-it returned. The figures are the differences between one reading and the one before.
+afterwards. So ``next`` leaves two *readings*: one when it is called, one when it gives
+a batch. The figures are the differences between them. A call that gives none, since the
+source ended or something failed, leaves the first alone.
 """
 
+import operator
 from collections import deque
 
 from gpuprefetch.histogram import Histogram, Spread
 
-__all__ = ["Reading", "Times"]
+__all__ = ["Called", "Returned", "Times"]
 
-Reading = tuple[float, float, float, float, float, float, int]
-"""When ``next`` was called and when it returned; then the totals of the pass so far:
-waiting for the source, waiting for the device, the transform on the host, pinning; then
-how many batches were in hand at the call. Times in seconds."""
+Called = tuple[float, int]
+"""When ``next`` was called, in seconds, and how many batches were in hand then."""
+
+Returned = tuple[float, float, float, float, float]
+"""When ``next`` gave a batch; then the totals of the pass so far: waiting for the
+source, waiting for the device, the transform on the host, packing. In seconds."""
 
 
 class Times:
@@ -29,8 +33,10 @@ class Times:
         self.first_s = 0.0
         """How long the first ``next`` took."""
         self.queue_depth = Histogram()
-        self._before: Reading | None = None
-        self._num_read = 0
+        # As the newest readings have it.
+        self._called_s = self._returned_s = 0.0
+        self._totals_s: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+        self._num_returned = 0
         # In ms #
         self.period_ms = Histogram()
         self.between_ms = Histogram()
@@ -55,7 +61,7 @@ class Times:
         spreads["queue_depth"] = self.queue_depth.spread(is_whole=True)
         return spreads
 
-    def take(self, readings: deque[Reading], *, is_threaded: bool) -> None:
+    def take(self, readings: deque[Called | Returned], *, is_threaded: bool) -> None:
         """Count readings and drop them, oldest first; see [Note: Readings].
 
         Args:
@@ -65,47 +71,47 @@ class Times:
         """
         while readings:
             reading = readings.popleft()
-            if self._before is None:
-                self.first_s = reading[1] - reading[0]
+            if len(reading) == 2:
+                self._add_call(*reading)
             else:
-                self._add(reading, self._before, is_threaded=is_threaded)
-            self._before = reading
-            self._num_read += 1
+                self._add_return(*reading, is_threaded=is_threaded)
 
-    def end(self, called_s: float) -> None:
-        """``next`` was called for a batch that there is not; all readings are counted.
+    def _add_call(self, called_s: float, queued: int) -> None:
+        if self._num_returned:
+            self.queue_depth.add(queued)
+        if self._num_returned > 1:
+            self.between_ms.add((called_s - self._returned_s) * 1e3)
+            self.period_ms.add((called_s - self._called_s) * 1e3)
+        self._called_s = called_s
 
-        Args:
-            called_s: When.
-        """
-        if self._before is not None and self._num_read > 1:
-            self._add_step(called_s, self._before)
+    def _add_return(
+        self, returned_s: float, *totals_s: float, is_threaded: bool
+    ) -> None:
+        next_s = returned_s - self._called_s
+        if self._num_returned:
+            self._add_parts(next_s, totals_s, is_threaded=is_threaded)
+        else:
+            self.first_s = next_s
+        self._returned_s = returned_s
+        self._totals_s = totals_s
+        self._num_returned += 1
 
-    def _add_step(self, called_s: float, before: Reading) -> None:
-        """Count the loop's step between two calls."""
-        called_before_s, returned_before_s, *_ = before
-        self.between_ms.add((called_s - returned_before_s) * 1e3)
-        self.period_ms.add((called_s - called_before_s) * 1e3)
-
-    def _add(self, reading: Reading, before: Reading, *, is_threaded: bool) -> None:
-        called_s, returned_s, *totals_s, queued = reading
-        _, _, *totals_before_s, _ = before
-        source_s, device_s, transform_s, pin_s = (
-            total_s - total_before_s
-            for total_s, total_before_s in zip(totals_s, totals_before_s, strict=True)
+    def _add_parts(
+        self, next_s: float, totals_s: tuple[float, ...], *, is_threaded: bool
+    ) -> None:
+        """Count what a ``next`` is made of; the totals are those at its end."""
+        source_s, device_s, transform_s, pin_s = map(
+            operator.sub, totals_s, self._totals_s
         )
-        has_transform, has_pinned = totals_s[2] > 0, totals_s[3] > 0
+        has_transform, has_packed = totals_s[2] > 0, totals_s[3] > 0
         if is_threaded:
             pin_s = 0.0
         source_s -= pin_s
-        self.queue_depth.add(queued)
-        if self._num_read > 1:
-            self._add_step(called_s, before)
         self.source_wait_ms.add(source_s * 1e3)
         self.device_wait_ms.add(device_s * 1e3)
-        self.loader_ms.add((returned_s - called_s - source_s - device_s) * 1e3)
+        self.loader_ms.add((next_s - source_s - device_s) * 1e3)
         # Parts of that, of the same batches; not measured where there is none.
-        if has_pinned and not is_threaded:
+        if has_packed and not is_threaded:
             self.pin_ms.add(pin_s * 1e3)
         if has_transform:
             self.transform_host_ms.add(transform_s * 1e3)

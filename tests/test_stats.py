@@ -113,7 +113,38 @@ def test_memory_does_not_grow_over_100_000_batches() -> None:
     assert not meter._spare
 
 
+def test_memory_does_not_grow_where_ctrl_c_has_kept_a_lock() -> None:
+    meter = Meter()
+    meter._counting.acquire()
+    for _ in range(10_000):
+        meter.begin_next(1)
+        meter.end_next()
+    assert len(meter._readings) <= 2048
+
+
 # Counts #
+
+
+def three_then_an_error() -> Iterator[torch.Tensor]:
+    yield from count(3)
+    raise ValueError("the fourth")
+
+
+def test_a_next_that_gives_no_batch_counts_as_a_step(
+    other_device: torch.device,
+) -> None:
+    ended = StreamPrefetchLoader(count(3), device=other_device)
+    assert len(list(ended)) == 3
+    failed = StreamPrefetchLoader(three_then_an_error(), device=other_device)
+    with pytest.raises(ValueError, match="the fourth"):
+        list(failed)
+    for stats in (ended.stats(), failed.stats(finished=True)):
+        assert stats.batches == 3
+        # Of every `next` after the first; a step lies between two that are counted.
+        assert stats.queue_depth.count == 3
+        assert stats.period_ms.count == stats.between_ms.count == 2
+        # Its parts are those of a batch.
+        assert stats.loader_ms.count == 2
 
 
 @both_feeders
@@ -383,6 +414,39 @@ def test_batches_in_flight_are_measured(fake_device: FakeDevice) -> None:
     loader = StreamPrefetchLoader(source, device=META, depth=3)
     list(loader)
     assert loader.stats().device_bytes == 3 * 1000
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+def test_batches_in_flight_are_measured_in_a_short_pass_too(
+    fake_device: FakeDevice, num_batches: int
+) -> None:
+    source = [torch.zeros(1000, dtype=torch.uint8) for _ in range(num_batches)]
+    loader = StreamPrefetchLoader(source, device=META)
+    batches = iter(loader)
+    next(batches)
+    assert loader.stats().device_bytes == num_batches * 1000
+    list(batches)
+    assert loader.stats().device_bytes == num_batches * 1000
+
+
+def test_figures_asked_for_while_the_loop_reads_events_miss_no_batch(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = StreamPrefetchLoader(count(40), double, device=META)
+    query, asked = FakeEvent.query, []
+
+    def query_and_be_asked(event: FakeEvent) -> bool:
+        asked.append(loader.stats())
+        return query(event)
+
+    batches = iter(loader)
+    for _ in range(30):
+        next(batches)
+    monkeypatch.setattr(FakeEvent, "query", query_and_be_asked)
+    next(batches)
+    assert asked
+    assert {stats.loader_ms.count for stats in asked} == {29}
+    assert {stats.first_ms > 0 for stats in asked} == {True}
 
 
 def test_another_thread_may_ask_for_figures_at_any_moment(
