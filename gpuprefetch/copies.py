@@ -14,6 +14,7 @@ from gpuprefetch.streams import Event, SideStream
 __all__ = ["Copies"]
 
 
+# Not frozen for the same reason as `Prepared`.
 @dataclass(slots=True)
 class _Copying:
     """Copies of one batch that may still read host memory."""

@@ -12,6 +12,7 @@ from gpuprefetch.streams import Event
 __all__ = ["Entry", "InFlight", "Prepared", "as_batch_error"]
 
 
+# Nobody writes to it. Made once a batch, and a frozen one takes longer to make.
 @dataclass(slots=True)
 class Prepared:
     """A batch in host memory, ready for the device."""

@@ -41,10 +41,6 @@ _MOST_PENDING = 64
 _READINGS_AT_ONCE = 128
 _MOST_READINGS = 16 * _READINGS_AT_ONCE
 
-# How long who asks for figures waits for a thread that is counting just then. It ends,
-# since a signal handler may have interrupted that very thread.
-_PATIENCE_S = 0.01
-
 # Batches after which what they showed is looked at, once.
 _FIRST_BATCHES = 32
 
@@ -215,18 +211,19 @@ class Meter:
         finally:
             self._reading.release()
 
-    def _count_readings(self, *, patience_s: float = 0.0) -> None:
-        if self._counting.acquire(timeout=patience_s):
-            try:
-                self._times.take(self._readings, is_threaded=self.is_threaded)
-            finally:
-                self._counting.release()
+    def _count_readings(self) -> None:
+        if not self._counting.acquire(blocking=False):
+            return  # Somebody is at it, or this is a handler that interrupted them.
+        try:
+            self._times.take(self._readings, is_threaded=self.is_threaded)
+        finally:
+            self._counting.release()
 
     # The record #
 
     def snapshot(self, **setup: Any) -> LoaderStats:
         """Freeze the figures; ``setup`` are the fields that this does not know."""
-        self._count_readings(patience_s=_PATIENCE_S)
+        self._count_readings()
         self._read_fired()
         spreads: dict[str, Any] = dict(self._times.spreads())
         return LoaderStats(

@@ -39,7 +39,8 @@ class Range(Protocol):
 
 
 is_nvtx_enabled = False
-"""Ranges go to NVTX with no profiler of torch's running; see :func:`enable_nvtx`."""
+"""Ranges go to NVTX with no profiler of torch's running; see :func:`enable_nvtx`. To be
+read as ``ranges.is_nvtx_enabled``: a name imported from here keeps its old value."""
 
 
 def enable_nvtx(is_enabled: bool = True) -> None:

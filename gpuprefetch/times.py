@@ -8,7 +8,6 @@ a batch. The figures are the differences between them. A call that gives none, s
 source ended or something failed, leaves the first alone.
 """
 
-import operator
 from collections import deque
 
 from gpuprefetch.histogram import Histogram, Spread
@@ -34,8 +33,8 @@ class Times:
         """How long the first ``next`` took."""
         self.queue_depth = Histogram()
         # As the newest readings have it.
-        self._called_s = self._returned_s = 0.0
-        self._totals_s: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+        self._called_s = 0.0
+        self._before: Returned = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._num_returned = 0
         # In ms #
         self.period_ms = Histogram()
@@ -74,44 +73,33 @@ class Times:
             if len(reading) == 2:
                 self._add_call(*reading)
             else:
-                self._add_return(*reading, is_threaded=is_threaded)
+                self._add_return(reading, is_threaded=is_threaded)
 
     def _add_call(self, called_s: float, queued: int) -> None:
         if self._num_returned:
             self.queue_depth.add(queued)
         if self._num_returned > 1:
-            self.between_ms.add((called_s - self._returned_s) * 1e3)
+            self.between_ms.add((called_s - self._before[0]) * 1e3)
             self.period_ms.add((called_s - self._called_s) * 1e3)
         self._called_s = called_s
 
-    def _add_return(
-        self, returned_s: float, *totals_s: float, is_threaded: bool
-    ) -> None:
-        next_s = returned_s - self._called_s
-        if self._num_returned:
-            self._add_parts(next_s, totals_s, is_threaded=is_threaded)
-        else:
-            self.first_s = next_s
-        self._returned_s = returned_s
-        self._totals_s = totals_s
+    def _add_return(self, reading: Returned, *, is_threaded: bool) -> None:
+        before, self._before = self._before, reading
+        next_s = reading[0] - self._called_s
         self._num_returned += 1
-
-    def _add_parts(
-        self, next_s: float, totals_s: tuple[float, ...], *, is_threaded: bool
-    ) -> None:
-        """Count what a ``next`` is made of; the totals are those at its end."""
-        source_s, device_s, transform_s, pin_s = map(
-            operator.sub, totals_s, self._totals_s
-        )
-        has_transform, has_packed = totals_s[2] > 0, totals_s[3] > 0
-        if is_threaded:
-            pin_s = 0.0
-        source_s -= pin_s
+        if self._num_returned == 1:
+            self.first_s = next_s
+            return
+        _, source_total_s, device_total_s, transform_total_s, pin_total_s = reading
+        _, source_before_s, device_before_s, transform_before_s, pin_before_s = before
+        pin_s = 0.0 if is_threaded else pin_total_s - pin_before_s
+        source_s = source_total_s - source_before_s - pin_s
+        device_s = device_total_s - device_before_s
         self.source_wait_ms.add(source_s * 1e3)
         self.device_wait_ms.add(device_s * 1e3)
         self.loader_ms.add((next_s - source_s - device_s) * 1e3)
         # Parts of that, of the same batches; not measured where there is none.
-        if has_packed and not is_threaded:
+        if pin_total_s and not is_threaded:
             self.pin_ms.add(pin_s * 1e3)
-        if has_transform:
-            self.transform_host_ms.add(transform_s * 1e3)
+        if transform_total_s:
+            self.transform_host_ms.add((transform_total_s - transform_before_s) * 1e3)
