@@ -102,6 +102,8 @@ class Meter:
     def begin_next(self, queued: int) -> None:
         """The loop asks for a batch, while ``queued`` are in hand."""
         self._readings.append((perf_counter(), queued))
+        if len(self._readings) >= _READINGS_AT_ONCE:
+            self._count_readings()  # Here, since it is then a part of `loader_ms`.
         self._stall_begun = None
         if self.yielded:
             if self._pending:
@@ -123,8 +125,6 @@ class Meter:
         if not self.yielded and self.is_threaded:
             self.pinning.times_ms = self._times.pin_ms
         self.yielded += 1
-        if len(self._readings) >= _READINGS_AT_ONCE:
-            self._count_readings()
         if self.yielded == _FIRST_BATCHES:
             self._look_at_first_batches()
 
