@@ -20,6 +20,7 @@ from benchmarks.loops import Loop, Trainer, no_step
 __all__ = [
     "Probe",
     "Timing",
+    "allocated_bytes",
     "in_turns",
     "probe_loop",
     "synchronize",
@@ -108,6 +109,11 @@ def time_loop(
         )
     finally:
         loop.close()
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Count what torch's allocator has handed out on the device and not got back."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _peak_device_bytes(device: torch.device) -> int | None:

@@ -70,7 +70,7 @@ class Case:
     """Times per batch that the host waits for the device, the step left out."""
     peak_device_bytes: int | None = None
     """Most memory of the device that torch's allocator had handed out, the model's
-    included."""
+    included, and what earlier suites of the process have left there not."""
     pinned_bytes: int | None = None
     """Page-locked host memory beyond that of the source, at most."""
     extra: Mapping[str, Value] = field(default_factory=dict)

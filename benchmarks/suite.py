@@ -19,7 +19,14 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.loops import Step, Trainer
-from benchmarks.measure import Probe, Timing, in_turns, probe_loop, time_loop
+from benchmarks.measure import (
+    Probe,
+    Timing,
+    allocated_bytes,
+    in_turns,
+    probe_loop,
+    time_loop,
+)
 from benchmarks.record import Case, Omission, Ratio, Record, Value, ratio_of, spread
 
 __all__ = ["Group", "Place", "Promise", "Run", "Sampler", "Suite", "run_suite"]
@@ -138,6 +145,9 @@ class Run:
         self._ratios: list[Ratio] = []
         self._omitted: list[Omission] = list(suite.omissions())
         self._is_whole = True
+        # Earlier suites of this process leave some behind: buffers of libraries that
+        # keep one for each stream.
+        self._bytes_before = allocated_bytes(place.device)
 
     # For suites #
 
@@ -309,7 +319,9 @@ class Run:
             host_ms=probe.host_ms if probe else None,
             launches=probe.launches if probe else None,
             host_syncs=probe.host_syncs if probe else None,
-            peak_device_bytes=_most(one.peak_device_bytes for one in timings),
+            peak_device_bytes=_most(
+                _beyond(one.peak_device_bytes, self._bytes_before) for one in timings
+            ),
             pinned_bytes=_most(one.pinned_bytes for one in timings),
             extra=extra,
         )
@@ -393,6 +405,10 @@ def _bind(work: Callable[[str], None], name: str) -> Callable[[], None]:
 
 def _most(values: Iterator[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _beyond(num_bytes: int | None, before: int) -> int | None:
+    return None if num_bytes is None else max(num_bytes - before, 0)
 
 
 def _mean(values: Iterator[float | None]) -> float | None:

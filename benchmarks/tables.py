@@ -94,7 +94,7 @@ def render_all(
 def render_figures(folder: Path = RESULTS) -> dict[str, str]:
     """Make the tables of the benchmarks that are no suites: promises, and figures."""
     rendered = {}
-    for name in ("must_reach", "fused", "ddp"):
+    for name in ("must_reach", "fused", "stats_cost", "ddp"):
         for path in sorted(folder.glob(f"{name}--*.json")):
             report = json.loads(path.read_text())
             rendered[f"figures-{name}"] = figures_table(report["figures"])

@@ -110,6 +110,15 @@ def test_a_suite_gives_a_case_for_each_variant_and_saves_on_its_way() -> None:
     assert [one.is_complete for one in saved] == [False, False, True]
 
 
+def test_what_earlier_suites_left_is_not_counted_as_a_variants_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.suite.allocated_bytes", lambda device: 1000)
+    monkeypatch.setattr("benchmarks.measure._peak_device_bytes", lambda device: 1700)
+    record, _ = _run(_group())
+    assert [case.peak_device_bytes for case in record.cases] == [700, 700]
+
+
 def test_a_variant_that_fails_costs_itself_only() -> None:
     def broken(step: object) -> Repeat:
         raise RuntimeError("no such kernel")
