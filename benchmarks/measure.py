@@ -20,6 +20,7 @@ from benchmarks.loops import Loop, Trainer, no_step
 __all__ = [
     "Probe",
     "Timing",
+    "added_bytes",
     "allocated_bytes",
     "in_turns",
     "probe_loop",
@@ -103,7 +104,7 @@ def time_loop(
         return Timing(
             steps / (ended - started),
             _peak_device_bytes(device),
-            _added(_pinned_bytes(device), pinned_before, loop.pinned_bytes),
+            added_bytes(_pinned_bytes(device), pinned_before, loop.pinned_bytes),
             started,
             ended,
         )
@@ -129,7 +130,14 @@ def _pinned_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
 
 
-def _added(now: int | None, before: int | None, own: int) -> int | None:
+def added_bytes(now: int | None, before: int | None, own: int = 0) -> int | None:
+    """Count what came on top of what was there before, and of what is not counted.
+
+    Args:
+        now: Bytes counted; ``None``: they cannot be.
+        before: The same, earlier.
+        own: Bytes that neither counts.
+    """
     if now is None or before is None:
         return None
     return max(now - before, 0) + own

@@ -22,6 +22,7 @@ from benchmarks.loops import Step, Trainer
 from benchmarks.measure import (
     Probe,
     Timing,
+    added_bytes,
     allocated_bytes,
     in_turns,
     probe_loop,
@@ -320,7 +321,8 @@ class Run:
             launches=probe.launches if probe else None,
             host_syncs=probe.host_syncs if probe else None,
             peak_device_bytes=_most(
-                _beyond(one.peak_device_bytes, self._bytes_before) for one in timings
+                added_bytes(one.peak_device_bytes, self._bytes_before)
+                for one in timings
             ),
             pinned_bytes=_most(one.pinned_bytes for one in timings),
             extra=extra,
@@ -405,10 +407,6 @@ def _bind(work: Callable[[str], None], name: str) -> Callable[[], None]:
 
 def _most(values: Iterator[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _beyond(num_bytes: int | None, before: int) -> int | None:
-    return None if num_bytes is None else max(num_bytes - before, 0)
 
 
 def _mean(values: Iterator[float | None]) -> float | None:

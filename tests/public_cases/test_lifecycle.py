@@ -28,6 +28,20 @@ def two_good_one_bad() -> Iterator[torch.Tensor]:
     raise ValueError("bad file 2")
 
 
+def _assert_fails_at_two(
+    iterator: Iterator[torch.Tensor], message: str, function: str
+) -> None:
+    """Assert two good batches, then the error of a user's function, then the end."""
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(ValueError, match=message) as caught:
+        next(iterator)
+    # The traceback shows the user's own line, and it is the original object.
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert function in [frame.name for frame in frames]
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_d11_source_error_comes_after_the_good_batches_and_ends_the_pass(
@@ -39,14 +53,7 @@ def test_d11_source_error_comes_after_the_good_batches_and_ends_the_pass(
             two_good_one_bad(), device=device, depth=depth, background=background
         )
     )
-    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
-    with pytest.raises(ValueError, match=r"^bad file 2$") as caught:
-        next(iterator)
-    # The traceback shows the user's own line, and it is the original object.
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert "two_good_one_bad" in [frame.name for frame in frames]
-    with pytest.raises(StopIteration):
-        next(iterator)
+    _assert_fails_at_two(iterator, r"^bad file 2$", "two_good_one_bad")
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -63,14 +70,7 @@ def test_d11_transform_error_comes_at_its_own_batch(
     loader = StreamPrefetchLoader(
         count(5), fails_at_two, device=device, depth=4, background=background
     )
-    iterator = iter(loader)
-    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
-    with pytest.raises(ValueError, match="cannot augment 2") as caught:
-        next(iterator)
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert "fails_at_two" in [frame.name for frame in frames]
-    with pytest.raises(StopIteration):
-        next(iterator)
+    _assert_fails_at_two(iter(loader), "cannot augment 2", "fails_at_two")
 
 
 # Stopping early, cleaning up, starting again #
