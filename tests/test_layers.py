@@ -60,8 +60,8 @@ _AUGMENT_LAYERS = [
     ["variant", "lower_values"],
     ["plan"],
     ["steps", "kornia_adapter"],
-    ["values"],
-    ["column"],
+    ["shortcuts", "values"],
+    ["column", "unchanged"],
 ]
 
 # Packages that one file alone may import.

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpuprefetch.augment.shortcuts import BoxesOfCrop, shorten_crop, shorten_resize
 from gpuprefetch.errors import (
     BatchError,
     DependencyError,
@@ -40,6 +41,8 @@ except ModuleNotFoundError as error:
 __all__ = ["KorniaTransform", "check_image", "default_device_cpu", "import_kornia"]
 
 _OLDEST = (0, 9)
+# Whose draws and parameters the shortcuts were compared with.
+_SHORTCUTS_FOR = (0, 9)
 
 # What integer images are divided by.
 _FULL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0}
@@ -68,13 +71,16 @@ def import_kornia() -> ModuleType:
 
 
 def _check_version(version: str) -> None:
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < _OLDEST:
+    if _version(version) < _OLDEST:
         raise DependencyError(
             f"kornia {version} is installed, 0.9 or newer is needed: older ones make "
             "the host wait for the device over a hundred times per batch. Run "
             "pip install -U kornia."
         )
+
+
+def _version(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 class KorniaTransform:
@@ -93,8 +99,7 @@ class KorniaTransform:
         self._module = _copy_without_run_state(module)
         for member in self._module.modules():
             _draw_on_host(member)
-            if isinstance(member, (augmentation.RandomCrop, augmentation.CenterCrop)):
-                _refuse_upscaling(member)
+            _shorten(member, augmentation)
             if isinstance(member, augmentation.ImageSequential):
                 # Otherwise the container keeps its last output alive.
                 member.disable_features = True
@@ -215,28 +220,43 @@ def _draw_on_host(member: nn.Module) -> None:
         move(torch.device("cpu"), getattr(member, "dtype", torch.get_default_dtype()))
 
 
+def _shorten(member: Any, augmentation: ModuleType) -> None:
+    """Leave out what a member's work can do without; see ``shortcuts``."""
+    draw, is_known = None, _version(kornia.__version__) == _SHORTCUTS_FOR
+    if isinstance(member, augmentation.Resize) and is_known:
+        shorten_resize(member, augmentation.Resize)
+    if isinstance(member, augmentation.RandomCrop) and is_known:
+        draw = shorten_crop(member, augmentation.RandomCrop)
+    if isinstance(member, (augmentation.RandomCrop, augmentation.CenterCrop)):
+        _refuse_upscaling(member, draw)
+
+
 class _CheckedDraw:
     """Makes a crop larger than its image an error, where Kornia would enlarge it."""
 
-    def __init__(self, crop: Any) -> None:
+    def __init__(self, crop: Any, draw: BoxesOfCrop | None) -> None:
         self._crop = crop
+        self._draw = draw
 
     def __call__(self, batch_shape: tuple[int, ...]) -> Any:
         crop = self._crop
         height, width = crop.flags["size"]
-        if batch_shape[-2] < height or batch_shape[-1] < width:
+        is_too_large = batch_shape[-2] < height or batch_shape[-1] < width
+        if is_too_large and batch_shape[0] > 0:  # Kornia pads no empty batch.
             raise ImageSizeError(
                 f"{type(crop).__name__}({height}, {width}) is larger than the image, "
                 f"which is {batch_shape[-2]} x {batch_shape[-1]} (height x width) "
                 "there. Use a smaller crop, a Resize before it, or pad_if_needed=True."
             )
+        if self._draw is not None:
+            return self._draw(batch_shape)
         return type(crop).generate_parameters(crop, batch_shape)
 
 
-def _refuse_upscaling(crop: Any) -> None:
+def _refuse_upscaling(crop: Any, draw: BoxesOfCrop | None) -> None:
     if "generate_parameters" not in vars(crop):  # Else the user has put another there.
         # On the instance, which is ours, so it takes the place of the class's method.
-        crop.generate_parameters = _CheckedDraw(crop)
+        crop.generate_parameters = _CheckedDraw(crop, draw)
 
 
 def default_device_cpu() -> AbstractContextManager[Any]:

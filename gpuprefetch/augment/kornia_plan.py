@@ -14,6 +14,7 @@ from torch import nn
 
 from gpuprefetch.augment.kornia_read import READERS, Unfusable
 from gpuprefetch.augment.steps import Step
+from gpuprefetch.augment.unchanged import altered
 
 __all__ = ["Member", "is_chain", "read_members"]
 
@@ -37,7 +38,7 @@ def _is_from_kornia(module: nn.Module) -> bool:
 
 def is_chain(module: nn.Module) -> bool:
     """Whether the members of a container are read, and parameterised, one by one."""
-    if _altered(module) or getattr(module, "random_apply", False):
+    if altered(module) or getattr(module, "random_apply", False):
         return False
     if type(module) is nn.Sequential:
         return True
@@ -67,24 +68,11 @@ def _walk(
         yield _read(name, module)
 
 
-def _altered(module: nn.Module) -> str:
-    """What was changed on this very module, besides its settings; empty: nothing."""
-    hooks = module._forward_hooks, module._forward_pre_hooks
-    if any(hooks):
-        return "it has hooks"
-    for name, value in vars(module).items():
-        is_method = callable(value) and callable(getattr(type(module), name, None))
-        # The loader's own copies check a crop's size there.
-        if is_method and not type(value).__module__.startswith("gpuprefetch."):
-            return f"its {name} was replaced"
-    return ""
-
-
 def _read(name: str, module: nn.Module) -> Member:
     kind = type(module).__name__
     reader = READERS.get(kind)
-    if altered := _altered(module):
-        return Member(name, module, None, altered)
+    if change := altered(module):
+        return Member(name, module, None, change)
     if getattr(module, "random_apply", False):
         return Member(name, module, None, "random_apply draws a new chain each time")
     if not _is_from_kornia(module):
