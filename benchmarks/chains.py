@@ -4,6 +4,9 @@ The demo's chain is in ``gpuprefetch.workloads``: crop half, resize back, rotate
 to 45 degrees, blur of 7 pixels, normalize.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torchvision.transforms import v2
@@ -16,6 +19,7 @@ __all__ = [
     "imagenet_chain",
     "jitter_chain",
     "kornia_function",
+    "own_methods_chain",
     "own_subclasses_chain",
     "per_sample",
     "torchvision_imagenet_chain",
@@ -56,11 +60,32 @@ def own_subclasses_chain(size: int) -> nn.Sequential:
 
     It draws and does what the demo's chain does: only its classes are a user's own.
     """
+    return _of_own_classes(size, lambda kind: {})
+
+
+def own_methods_chain(size: int) -> nn.Sequential:
+    """Build the same of subclasses that apply themselves by a method of their own.
+
+    The method calls that of Kornia's class, which nobody but the user can know.
+    """
+
+    def with_method(kind: Any) -> dict[str, Any]:
+        def apply_transform(self: Any, *args: Any, **settings: Any) -> Any:
+            return kind.apply_transform(self, *args, **settings)
+
+        return {"apply_transform": apply_transform}
+
+    return _of_own_classes(size, with_method)
+
+
+def _of_own_classes(
+    size: int, methods: Callable[[Any], dict[str, Any]]
+) -> nn.Sequential:
     chain = workloads.kornia_chain(size)
     for member in chain:
         kind = type(member)
-        own = type(f"Own{kind.__name__}", (kind,), {"__module__": __name__})
-        member.__class__ = own
+        own = {"__module__": __name__} | methods(kind)
+        member.__class__ = type(f"Own{kind.__name__}", (kind,), own)
     return chain
 
 

@@ -17,6 +17,7 @@ from benchmarks import pipelines, seed
 from benchmarks.chains import (
     AsFunction,
     kornia_function,
+    own_methods_chain,
     own_subclasses_chain,
     per_sample,
 )
@@ -121,8 +122,11 @@ def test_labels_of_both_shapes_are_trained_on() -> None:
 # Chains #
 
 
-def test_own_subclasses_do_not_fuse_and_draw_what_the_chain_draws() -> None:
-    own = own_subclasses_chain(16)
+@pytest.mark.parametrize("build", [own_subclasses_chain, own_methods_chain])
+def test_own_subclasses_do_not_fuse_and_draw_what_the_chain_draws(
+    build: Callable[[int], nn.Sequential],
+) -> None:
+    own = build(16)
     assert describe(own).startswith("not fused")
     assert describe(workloads.kornia_chain(16)) == "fused"
     images = torch.rand(2, 3, 16, 16)

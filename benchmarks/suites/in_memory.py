@@ -9,7 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import pipelines
-from benchmarks.chains import kornia_function, own_subclasses_chain, per_sample
+from benchmarks.chains import (
+    kornia_function,
+    own_methods_chain,
+    own_subclasses_chain,
+    per_sample,
+)
 from benchmarks.dali import dali_prefetch, has_dali
 from benchmarks.loops import Trainer
 from benchmarks.markdown import costs_table, speeds_table
@@ -43,8 +48,10 @@ SEED_KORNIA = "seed's two streams, Kornia"
 KORNIA_SIDE = "Kornia, one batch ahead on a side stream"
 KORNIA_THREAD = "Kornia on a background thread, side stream"
 UNFUSED = "ours, Kornia chain that does not fuse"
+OWN_METHODS = "ours, the same with methods of its own"
 DALI = "DALI, external source"
-_PROMISED = {BOUND, KORNIA_THREAD, UNFUSED, CHAINED}  # All rounds; the others two.
+# All rounds; the others two.
+_PROMISED = {BOUND, KORNIA_THREAD, UNFUSED, OWN_METHODS, CHAINED}
 
 
 def groups(place: Place) -> Iterator[Group]:
@@ -89,6 +96,9 @@ def _group(
                 source, device, own_subclasses_chain(size)
             )
         ),
+        OWN_METHODS: over(
+            lambda: pipelines.stream_prefetch(source, device, own_methods_chain(size))
+        ),
         CHAINED: over(lambda: pipelines.stream_prefetch(source, device, chain)),
         SINGLE: over(
             lambda: pipelines.stream_prefetch(
@@ -127,6 +137,8 @@ def _promises(batch_size: int) -> list[Promise]:
     if batch_size != 128:
         name = "a Kornia chain that does not fuse / bound"
         promises.append(Promise(name, UNFUSED, BOUND, at_least=0.46, aim=0.75))
+        name = "a Kornia chain with methods of its own / bound"
+        promises.append(Promise(name, OWN_METHODS, BOUND, at_least=0.46, aim=0.75))
     return promises
 
 

@@ -9,8 +9,9 @@ took 4.8 ms a batch, 1.7 of them in the crop and 0.3 in the resize:
 * a crop that does not pad looks for what it has padded;
 * a resize draws nothing: its boxes are the same for equal shapes.
 
-Every shortcut is taken on the loader's own copy of a member, and only where the class
-has kept Kornia's methods: a subclass may have changed what they do. They were compared
+Every shortcut is taken on the loader's own copy of a member, and only where its class
+has kept the methods of Kornia that are cut short: a subclass may have others. For boxes
+these are the drawing; for the matrix and the padding all of them. They were compared
 with Kornia 0.9, so another version runs without them. Kornia is not imported here.
 """
 
@@ -20,7 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpuprefetch.augment.unchanged import altered, keeps_methods_of
+from gpuprefetch.augment.unchanged import (
+    altered,
+    keeps_method_of,
+    keeps_methods_of,
+)
 
 __all__ = ["BoxesOfCrop", "shorten_crop", "shorten_resize"]
 
@@ -37,14 +42,13 @@ def shorten_crop(crop: Any, kind: type) -> "BoxesOfCrop | None":
     Returns:
         What draws its boxes; None: Kornia does.
     """
-    if not keeps_methods_of(kind, crop):
-        return None
-    if crop.flags["cropping_mode"] == "slice":
+    if crop.flags["cropping_mode"] == "slice" and keeps_methods_of(kind, crop):
         crop.compute_transformation = _MatrixWithoutPixels(crop)
         crop._compute_matrix_lazily = True
         if not crop.flags["padding"] and not crop.flags["pad_if_needed"]:
             crop.apply_transform = _SliceWithoutPadding(crop)
-    return BoxesOfCrop(crop) if BoxesOfCrop.can_draw_for(crop) else None
+    can_draw = _draws_as(kind, crop) and BoxesOfCrop.can_draw_for(crop)
+    return BoxesOfCrop(crop) if can_draw else None
 
 
 def shorten_resize(resize: Any, kind: type) -> None:
@@ -55,8 +59,14 @@ def shorten_resize(resize: Any, kind: type) -> None:
         kind: That class.
     """
     generator = resize._param_generator
-    if keeps_methods_of(kind, resize) and _is_kornias(generator, "ResizeGenerator"):
+    if _draws_as(kind, resize) and _is_kornias(generator, "ResizeGenerator"):
         resize.generate_parameters = _SameBoxes(resize)
+
+
+def _draws_as(kind: type, member: Any) -> bool:
+    """Whether a subclass, which may do anything else to images, draws as its parent."""
+    name = "generate_parameters"
+    return name not in vars(member) and keeps_method_of(kind, member, name)
 
 
 def _is_kornias(generator: Any, name: str) -> bool:

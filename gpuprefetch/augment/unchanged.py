@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["altered", "keeps_methods_of"]
+__all__ = ["altered", "keeps_method_of", "keeps_methods_of"]
 
 # What a subclass may have of its own without changing what its parent does to images.
 _HARMLESS = frozenset(
@@ -39,11 +39,20 @@ def keeps_methods_of(kind: type, module: nn.Module) -> bool:
         kind: The parent, one of Kornia's classes.
         module: Of a class below it, or of that class.
     """
-    own = type(module)
     return not altered(module) and all(
-        name in _HARMLESS or _is_same(_find(own, name), _find(kind, name))
-        for name in dir(kind)
+        name in _HARMLESS or keeps_method_of(kind, module, name) for name in dir(kind)
     )
+
+
+def keeps_method_of(kind: type, module: nn.Module, name: str) -> bool:
+    """Whether one method or attribute of a module's class is its parent's.
+
+    Args:
+        kind: The parent, one of Kornia's classes.
+        module: Of a class below it, or of that class.
+        name: Of the attribute.
+    """
+    return _is_same(_find(type(module), name), _find(kind, name))
 
 
 def _find(kind: type, name: str) -> Any:

@@ -28,6 +28,37 @@ def own_kind(kind: type) -> type:
 
 OwnCrop, OwnResize = own_kind(K.RandomCrop), own_kind(K.Resize)
 
+
+class Mirrored(K.RandomCrop):
+    def apply_transform(self, *args: Any, **settings: Any) -> Tensor:
+        return super().apply_transform(*args, **settings).flip(-1)
+
+
+class InTheCorner(K.RandomCrop):
+    def generate_parameters(self, batch_shape: Any) -> Any:
+        params = super().generate_parameters(batch_shape)
+        return params | {"src": params["dst"].clone()}
+
+
+class Mixin(K.GeometricAugmentationBase2D):
+    def transform_inputs(self, *args: Any, **settings: Any) -> Tensor:
+        return super().transform_inputs(*args, **settings) + 1
+
+
+class BehindItsParent(K.RandomCrop, Mixin):
+    pass
+
+
+class Renamed(K.RandomCrop):
+    """A size of its own, and a name."""
+
+    def __init__(self) -> None:
+        super().__init__((7, 9))
+
+    def __repr__(self) -> str:
+        return "Renamed()"
+
+
 _MODULES: dict[str, Callable[[], nn.Module]] = {
     "crop": lambda: K.RandomCrop((7, 9)),
     "a user's crop": lambda: OwnCrop((7, 9)),
@@ -39,6 +70,7 @@ _MODULES: dict[str, Callable[[], nn.Module]] = {
     "the whole image": lambda: K.RandomCrop((12, 16)),
     "rank kept": lambda: K.RandomCrop((7, 9), keepdim=True),
     "never": lambda: K.RandomCrop((7, 9), p=0.0),
+    "mirrored": lambda: Mirrored((7, 9), same_on_batch=True),
     "resize": lambda: K.Resize((20, 6)),
     "by one side": lambda: K.Resize(8, side="long"),
     "a user's resize": lambda: OwnResize((20, 6), resample="nearest"),
@@ -161,7 +193,8 @@ def operations(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "at_most"), [(K.RandomCrop, 0.6), (OwnCrop, 0.6), (OwnResize, 0.5)]
+    ("kind", "at_most"),
+    [(K.RandomCrop, 0.6), (OwnCrop, 0.6), (Mirrored, 0.85), (OwnResize, 0.5)],
 )
 def test_a_batch_takes_far_fewer_operations(kind: Any, at_most: float) -> None:
     module = kind((7, 9))
@@ -180,36 +213,6 @@ def test_no_batch_is_kept_for_a_matrix_that_nobody_asked_for() -> None:
 
 
 # Whom they leave alone #
-
-
-class Mirrored(K.RandomCrop):
-    def apply_transform(self, *args: Any, **settings: Any) -> Tensor:
-        return super().apply_transform(*args, **settings).flip(-1)
-
-
-class InTheCorner(K.RandomCrop):
-    def generate_parameters(self, batch_shape: Any) -> Any:
-        params = super().generate_parameters(batch_shape)
-        return params | {"src": params["dst"].clone()}
-
-
-class Mixin(K.GeometricAugmentationBase2D):
-    def transform_inputs(self, *args: Any, **settings: Any) -> Tensor:
-        return super().transform_inputs(*args, **settings) + 1
-
-
-class BehindItsParent(K.RandomCrop, Mixin):
-    pass
-
-
-class Renamed(K.RandomCrop):
-    """A size of its own, and a name."""
-
-    def __init__(self) -> None:
-        super().__init__((7, 9))
-
-    def __repr__(self) -> str:
-        return "Renamed()"
 
 
 @pytest.mark.parametrize("kind", [Mirrored, InTheCorner, BehindItsParent])
