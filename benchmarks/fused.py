@@ -30,7 +30,8 @@ from benchmarks.measure import synchronize, work_on_device
 from benchmarks.pipelines import Pair
 from benchmarks.targets import Bench, Sizes, parse_options, run_with
 from gpuprefetch import workloads
-from gpuprefetch.augment.fused import FusedAugmentation, fuse
+from gpuprefetch.augment.fused import FusedAugmentation
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.operator import augment
 from gpuprefetch.augment.variant import How
 

@@ -194,7 +194,7 @@ def check_kornia(report: list[dict[str, Any]]) -> None:
     except ImportError as error:
         print(f"no Kornia here ({error}); not compared")
         return
-    from gpuprefetch.augment.fused import fuse
+    from gpuprefetch.augment.fusing import fuse
 
     mean, std = torch.tensor([0.5, 0.45, 0.4]), torch.tensor([0.25, 0.24, 0.23])
     chains = {

@@ -20,7 +20,7 @@ from benchmarks.measure import synchronize
 from benchmarks.pipelines import Pair
 from benchmarks.record import Value, spread
 from gpuprefetch import workloads
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.overlap import Overlap
 
 __all__ = [

@@ -30,7 +30,7 @@ from benchmarks.suites.transform import in_torch_operations
 from benchmarks.utilization import UtilizationSampler, watch_utilization
 from gpuprefetch import workloads
 from gpuprefetch.augment.eligible import describe
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 
 CPU = torch.device("cpu")
 

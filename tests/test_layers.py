@@ -48,11 +48,11 @@ _LAYERS = [
 # The same within `augment`, from the top down.
 _AUGMENT_LAYERS = [
     ["__init__", "seeded"],
-    ["graphed"],
-    ["capture", "fused"],
-    ["whole"],
+    ["fusing", "graphed"],
+    ["fused"],
+    ["kept_graphs", "whole"],
     ["eligible", "segments"],
-    ["ahead", "labels", "operator", "parameters"],
+    ["ahead", "capture", "labels", "operator", "parameters"],
     ["reference", "plan_kernel", "sample", "convert", "kornia_plan"],
     ["single", "tile", "kernel", "apply_values", "kornia_read"],
     ["reading", "geometry", "lower"],

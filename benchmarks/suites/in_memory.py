@@ -36,7 +36,7 @@ from benchmarks.suites.shared import (
     over,
 )
 from gpuprefetch import workloads
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 
 __all__ = ["SUITE", "groups"]
 

@@ -38,7 +38,7 @@ from benchmarks.suites.shared import (
 )
 from benchmarks.utilization import watch_utilization
 from gpuprefetch import workloads
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 
 __all__ = ["SUITE", "Cell", "cells", "groups", "promises"]
 

@@ -32,7 +32,8 @@ from benchmarks.suite import Group, Place, Promise, Run, Suite
 from benchmarks.suites.shared import CHAINED, SINGLE, VISION, VISION_SINGLE
 from gpuprefetch import workloads
 from gpuprefetch.augment import operator
-from gpuprefetch.augment.fused import FusedAugmentation, fuse
+from gpuprefetch.augment.fused import FusedAugmentation
+from gpuprefetch.augment.fusing import fuse
 
 __all__ = ["SUITE", "groups"]
 

@@ -5,7 +5,8 @@ a choice of dtype, memory format and resampling; :class:`GraphedTransform` repla
 other device work of fixed shape as a CUDA graph.
 """
 
-from gpuprefetch.augment.fused import FusedAugmentation, fuse
+from gpuprefetch.augment.fused import FusedAugmentation
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.graphed import GraphedTransform
 from gpuprefetch.augment.parameters import Parameters
 

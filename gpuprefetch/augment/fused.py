@@ -1,4 +1,4 @@
-"""``fuse(module)``: a Kornia chain as one module that draws once and launches once.
+"""What ``fuse`` returns: a chain that draws once and launches once.
 
 The chain is cut into *segments*: runs of members that have a plan, and members that run
 as they are. Sampling and applying are separate. :meth:`FusedAugmentation.sample` draws
@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 
 from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.eligible import data_keys_of, describe_members, why_one_piece
+from gpuprefetch.augment.kept_graphs import Kept, KeptGraphs
 from gpuprefetch.augment.kornia_plan import Member, read_members
 from gpuprefetch.augment.labels import move_labels
 from gpuprefetch.augment.launches import count_launches
@@ -44,78 +45,35 @@ from gpuprefetch.augment.segments import (
 )
 from gpuprefetch.augment.variant import How
 from gpuprefetch.augment.whole import change_images, run_whole
-from gpuprefetch.errors import SettingError, SettingTypeError, TransformError
-from gpuprefetch.kinds import is_kornia_module
+from gpuprefetch.errors import TransformError
 
 if TYPE_CHECKING:
     from gpuprefetch.augment.kornia_adapter import KorniaTransform
 
-__all__ = ["FusedAugmentation", "fuse"]
-
-
-def fuse(
-    module: nn.Module,
-    *,
-    dtype: torch.dtype = torch.float32,
-    memory_format: torch.memory_format = torch.contiguous_format,
-    resampling: Resampling = "chained",
-    outside: Outside = "zeros",
-) -> FusedAugmentation:
-    """Turn a Kornia augmentation into one kernel, as far as it goes.
-
-    Args:
-        module: A Kornia augmentation, container, or ``nn.Sequential`` of those. It is
-            copied: later changes to it have no effect, and it never sees a batch.
-        dtype: Of the images returned: float32, float16 or bfloat16.
-        memory_format: ``torch.contiguous_format`` or ``torch.channels_last``.
-        resampling: ``"chained"`` resamples as often as Kornia does and equals it to
-            1e-4; ``"single"`` resamples once, which is sharper and faster.
-        outside: For ``"single"``, what a rotation after a crop shows beyond the crop:
-            black (``"zeros"``), or the image there (``"extend"``).
-
-    Returns:
-        A module: ``fused(images, *labels, params=None, generator=None)``. Its ``repr``
-        says which members run fused and why any does not.
-
-    Raises:
-        SettingError: A setting has another value than those above.
-        SettingTypeError: ``module`` is not a Kornia module.
-    """
-    if not is_kornia_module(module):
-        raise SettingTypeError(
-            "fuse() takes a Kornia augmentation, a Kornia container or an "
-            f"nn.Sequential of those, got {type(module).__name__}."
-        )
-    _require("dtype", dtype, (torch.float32, torch.float16, torch.bfloat16))
-    _require(
-        "memory_format", memory_format, (torch.contiguous_format, torch.channels_last)
-    )
-    _require("resampling", resampling, ("chained", "single"))
-    _require("outside", outside, ("zeros", "extend"))
-    # Imports Kornia, which whoever has a module of its has imported already.
-    from gpuprefetch.augment.kornia_adapter import KorniaTransform
-
-    return FusedAugmentation(
-        KorniaTransform(module), dtype, memory_format, resampling, outside
-    )
-
-
-def _require(name: str, value: object, accepted: Sequence[object]) -> None:
-    if value not in accepted:
-        choices = ", ".join(repr(choice) for choice in accepted)
-        raise SettingError(f"{name} must be one of {choices}, got {value!r}.")
+__all__ = ["FusedAugmentation"]
 
 
 class FusedAugmentation(nn.Module):
-    """What :func:`fuse` returns. Safe to call from several threads and streams."""
+    """What ``fuse`` returns. Safe to call from several threads and streams.
+
+    Args:
+        kornia: The module, made ready.
+        dtype: Of the images returned; None: that of float images, else float32.
+        memory_format: As ``fuse`` takes it; so are the others.
+        resampling: See there.
+        outside: See there.
+        kept: See there.
+    """
 
     def __init__(
         self,
         kornia: KorniaTransform,
-        dtype: torch.dtype | None,
-        memory_format: torch.memory_format,
-        resampling: Resampling,
-        outside: Outside,
+        *,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        resampling: Resampling = "chained",
+        outside: Outside = "zeros",
+        kept: Kept = "eager",
     ) -> None:
         super().__init__()
         self.dtype = dtype
@@ -136,6 +94,9 @@ class FusedAugmentation(nn.Module):
         object.__setattr__(self, "_kornia", kornia)
         segments = cut(self.members)
         object.__setattr__(self, "_segments", segments)
+        is_graphed = kept == "graphed" and not self.runs_as_is
+        self.kept: Kept = kept
+        self.graphs = KeptGraphs(segments) if is_graphed else None
         is_one = len(segments) == 1 and segments[0].plan is not None
         self.only_segment = segments[0] if is_one else None  # Fuses wholly.
 
@@ -348,7 +309,8 @@ class FusedAugmentation(nn.Module):
             is_last = index == len(segments) - 1
             if segment.plan is None:
                 floats = to_unit_range(image)
-                image = run_kept(segment.members[0].module, floats, drawn)
+                run = run_kept if self.graphs is None else self.graphs.run
+                image = run(segment.members[0].module, floats, drawn)
             else:
                 how = self._how(dtype if is_last else torch.float32, is_last=is_last)
                 image = augment(image, drawn, segment.key, how)
@@ -366,7 +328,8 @@ class FusedAugmentation(nn.Module):
     @property
     def summary(self) -> str:
         """``"fused"``, or that and which members are not, and why."""
-        return describe_members(self.members)
+        graphs = f"; {self.graphs}" if self.graphs is not None else ""
+        return describe_members(self.members) + graphs
 
     @property
     def num_launches(self) -> int:
@@ -381,6 +344,8 @@ class FusedAugmentation(nn.Module):
         ]
         for piece in self._pieces():
             lines += describe_segment(piece)
+        if self.graphs is not None:
+            lines.append(str(self.graphs))
         return "\n".join(lines)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def adapt_kornia(module: nn.Module) -> FusedTransform | KorniaTransform:
     kornia = KorniaTransform(module)
     if why_whole(kornia.module):
         return kornia
-    fused = FusedAugmentation(kornia, None, torch.contiguous_format, "chained", "zeros")
+    fused = FusedAugmentation(kornia)
     return FusedTransform(fused, kornia)
 
 

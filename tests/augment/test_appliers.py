@@ -10,7 +10,7 @@ from cpu_kernel import run_plan, run_ragged, share_staged
 from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor, nn
 
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.reference import apply_plan

@@ -11,7 +11,7 @@ from chains import MEAN, STD, image_of, plan_of
 from cpu_kernel import run_plan
 from torch import Tensor, nn
 
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.plan_kernel import PlanKernel

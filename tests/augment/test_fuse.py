@@ -12,7 +12,7 @@ from chains import CHAINS, MEMBERS, chain_of, image_of
 from torch import nn
 
 from gpuprefetch.augment import operator
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.errors import (
     BatchError,
     SettingError,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import graphed as module
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.graphed import GraphedTransform
 from gpuprefetch.errors import SettingError
 

@@ -15,7 +15,7 @@ from chains import image_of
 from torch import Tensor, nn
 
 from gpuprefetch import StreamPrefetchLoader
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.errors import BatchError, ImageSizeError, TransformError
 
 IMAGE = image_of((4, 3, 20, 24), torch.float32)

@@ -13,7 +13,7 @@ import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of, plan_of
 
 from gpuprefetch.augment import kernel, operator
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.kernel import compile_cubin
 from gpuprefetch.augment.launches import mean_launch, split_launches
 from gpuprefetch.augment.lower import write_header

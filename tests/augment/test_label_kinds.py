@@ -8,7 +8,8 @@ import torch
 from chains import image_of
 from torch import Tensor
 
-from gpuprefetch.augment.fused import FusedAugmentation, fuse
+from gpuprefetch.augment.fused import FusedAugmentation
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.errors import TransformError
 
 IMAGE = image_of((4, 3, 20, 24), torch.float32)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from chains import CHAINS, chain_of, image_of, plan_of
 
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.kernel import why_not
 from gpuprefetch.augment.operator import to_unit_range
 from gpuprefetch.augment.plan_kernel import PlanKernel

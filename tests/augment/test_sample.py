@@ -8,7 +8,7 @@ import torch
 from chains import MEMBERS, plan_of
 from torch import Tensor, nn
 
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.errors import ImageSizeError
 

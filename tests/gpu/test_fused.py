@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.measure import work_on_device
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kernel
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.parameters import Parameters
 from gpuprefetch.errors import TransformError
 from gpuprefetch.seeding import BatchSeeds

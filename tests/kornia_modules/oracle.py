@@ -15,7 +15,7 @@ from torch import nn
 
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment.eligible import why_whole
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 
 crop = K.RandomCrop((12, 10))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpuprefetch import StreamPrefetchLoader
-from gpuprefetch.augment.fused import fuse
+from gpuprefetch.augment.fusing import fuse
 from tests.kornia_modules.oracle import (
     CLOSE,
     as_kornia,

@@ -1,0 +1,214 @@
+"""When does a kept member get a graph? ``tests/gpu/test_kept_graphs.py`` replays.
+
+Here a played capture stands in for the device's: a replay runs the member again.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import kornia.augmentation as K
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gpuprefetch.augment import kept_graphs
+from gpuprefetch.augment.fusing import fuse
+from gpuprefetch.augment.kept_graphs import GraphedMember
+from gpuprefetch.errors import SettingError, TransformError
+from gpuprefetch.seeding import generators_seeded
+
+SHAPE = (4, 3, 8, 8)
+
+
+class Graphs:
+    """What was captured and replayed."""
+
+    def __init__(self) -> None:
+        self.captured: list[Callable[..., Any]] = []
+        self.replays = 0
+        self.error: Exception | None = None
+
+    def capture(self, fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        args, _ = pytree.tree_unflatten(leaves, spec)
+        fn(*args)
+        self.captured.append(fn)
+        return fn
+
+    def replay(self, captured: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        self.replays += 1
+        return captured(*tensors)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    played = Graphs()
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(kept_graphs, "capture", played.capture)
+    monkeypatch.setattr(kept_graphs, "replay", played.replay)
+    return played
+
+
+def drawn(module: Any, shape: Sequence[int] = SHAPE) -> Any:
+    return module.forward_parameters(torch.Size(shape))
+
+
+def gamma() -> K.RandomGamma:
+    return K.RandomGamma((0.5, 2.0), p=0.5)
+
+
+def test_the_setting_is_checked() -> None:
+    with pytest.raises(SettingError, match="kept must be one of 'eager', 'graphed'"):
+        fuse(gamma(), kept="graph")  # type: ignore[arg-type]
+
+
+def test_on_the_cpu_members_run_as_they_are() -> None:
+    eager, graphed = fuse(gamma()), fuse(gamma(), kept="graphed")
+    images = torch.rand(SHAPE)
+    results = []
+    for fused in (eager, graphed):
+        torch.manual_seed(3)
+        results.append(fused(images))
+    assert torch.equal(*results)
+
+
+def test_each_batch_has_its_own_numbers(graphs: Graphs) -> None:
+    module = gamma()
+    member, images = GraphedMember(module), torch.rand(SHAPE)
+    for _ in range(3):
+        numbers = drawn(module)
+        expected = module(images, params=numbers)
+        assert torch.equal(member(images, numbers), expected)
+    assert len(graphs.captured) == 1
+    assert graphs.replays == 3 + 2, "three batches, and two to compare the graph"
+
+
+def test_numbers_of_all_types_find_their_places(graphs: Graphs) -> None:
+    module = K.RandomCrop((5, 7), padding=1)
+    numbers = drawn(module) | {"a flag": torch.tensor([True, False, True])}
+    buffer = kept_graphs._Buffer(numbers)
+    for values in (numbers, {name: value.flip(0) for name, value in numbers.items()}):
+        read = dict(buffer.read(buffer.filled(values)))
+        assert read.keys() == values.keys()
+        assert all(torch.equal(read[name], values[name]) for name in values)
+        assert all(read[name].dtype is values[name].dtype for name in values)
+
+
+def test_one_graph_for_each_kind_of_images_and_at_most_four(graphs: Graphs) -> None:
+    module = gamma()
+    member = GraphedMember(module)
+    for size in (4, 3, 4, 5, 6, 7, 8):
+        shape = (size, *SHAPE[1:])
+        member(torch.rand(shape), drawn(module, shape))
+    assert len(graphs.captured) == 4
+    assert not member.why_eager
+
+
+def test_a_capture_that_fails_leaves_the_member_as_it_is(
+    graphs: Graphs, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs.error = TransformError("it cannot be captured")
+    module = gamma()
+    member, images = GraphedMember(module), torch.rand(SHAPE)
+    with caplog.at_level(logging.WARNING, logger="gpuprefetch"):
+        for _ in range(3):
+            numbers = drawn(module)
+            expected = module(images, params=numbers)
+            assert torch.equal(member(images, numbers), expected)
+    assert member.why_eager == "it cannot be captured"
+    assert len(caplog.records) == 1
+    assert "RandomGamma runs without a CUDA graph" in caplog.text
+
+
+class DrawsWhileApplied(K.RandomGamma):
+    def apply_transform(self, *args: Any, **settings: Any) -> Tensor:
+        return super().apply_transform(*args, **settings) * random.random()
+
+
+class DrawsOfTorch(K.RandomGamma):
+    def apply_transform(self, *args: Any, **settings: Any) -> Tensor:
+        return super().apply_transform(*args, **settings) * torch.rand(())
+
+
+@pytest.mark.parametrize("kind", [DrawsWhileApplied, DrawsOfTorch])
+def test_a_member_that_draws_while_it_is_applied_gets_no_graph(
+    graphs: Graphs, kind: Any
+) -> None:
+    module = kind((0.5, 2.0), p=1.0)
+    member = GraphedMember(module)
+    member(torch.rand(SHAPE), drawn(module))
+    assert "draws numbers on the host while it is applied" in member.why_eager
+    assert not graphs.captured
+
+
+def test_a_graph_whose_numbers_are_frozen_is_not_used(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = gamma()
+    images, numbers = torch.rand(SHAPE), drawn(module)
+    frozen = graphs.replay
+
+    def replay(captured: Any, tensors: Sequence[Tensor]) -> Any:
+        return frozen(lambda *_: module(images, params=numbers), tensors)
+
+    monkeypatch.setattr(kept_graphs, "replay", replay)
+    member = GraphedMember(module)
+    assert torch.equal(member(images, numbers), module(images, params=numbers))
+    assert "other images than the member for other numbers" in member.why_eager
+
+
+def test_the_users_generators_do_not_notice_a_capture(graphs: Graphs) -> None:
+    module = gamma()
+    images, numbers = torch.rand(SHAPE), drawn(module)
+    before = torch.get_rng_state(), random.getstate()
+    GraphedMember(module)(images, numbers)
+    assert graphs.captured
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def test_numbers_that_are_no_dictionary_of_the_hosts_run_as_they_are(
+    graphs: Graphs,
+) -> None:
+    images = torch.rand(SHAPE)
+    seeded = GraphedMember(nn.Identity())
+    assert torch.equal(seeded(images, 5), images)
+    wants_gradients = images.clone().requires_grad_()
+    module = gamma()
+    result = GraphedMember(module)(wants_gradients, drawn(module))
+    assert result.requires_grad
+    assert not graphs.captured
+
+
+def test_a_copy_captures_its_own_graphs(graphs: Graphs) -> None:
+    fused = fuse(nn.Sequential(gamma(), K.RandomPerspective(p=1.0)), kept="graphed")
+    images = torch.rand(SHAPE)
+    fused(images)
+    assert len(graphs.captured) == 2
+    copy.deepcopy(fused)(images)
+    assert len(graphs.captured) == 4
+    pickle.loads(pickle.dumps(fused))(images)
+    assert len(graphs.captured) == 6
+
+
+def test_it_is_said_which_members_have_graphs(graphs: Graphs) -> None:
+    fused = fuse(
+        nn.Sequential(K.RandomHorizontalFlip(), DrawsWhileApplied(p=1.0), gamma()),
+        kept="graphed",
+    )
+    assert fused.summary.endswith("; kept members as CUDA graphs")
+    with generators_seeded(0, torch.device("cpu")):
+        member = next(one for one in fused.members if one.step is None).module
+        numbers = drawn(member)
+    fused.graphs.run(member, torch.rand(SHAPE), numbers)  # type: ignore[union-attr]
+    for text in (fused.summary, repr(fused)):
+        assert "DrawsWhileApplied without a graph: it draws" in text
