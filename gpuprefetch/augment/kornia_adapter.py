@@ -27,6 +27,7 @@ from gpuprefetch.errors import (
     ImageSizeError,
     TransformError,
 )
+from gpuprefetch.plural import counted
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 
 try:
@@ -177,9 +178,9 @@ class KorniaTransform:
         keys = self._key_names()
         if len(inputs) != len(keys):
             raise TransformError(
-                f"{type(self._module).__name__} takes {len(keys)} inputs ({keys}), but "
-                f"got {len(inputs)}. Name as many in inputs=..., or pass an "
-                "AugmentationSequential with data_keys for all of them."
+                f"{type(self._module).__name__} takes {counted(len(keys), 'input')} "
+                f"({keys}), but got {len(inputs)}. Name as many in inputs=..., or "
+                "pass an AugmentationSequential with data_keys for all of them."
             )
 
     def _key_names(self) -> list[str]:

@@ -210,7 +210,7 @@ def test_too_few_inputs_for_the_data_keys_are_refused(device: torch.device) -> N
 
 def test_two_inputs_for_one_image_are_refused(device: torch.device) -> None:
     batch = (torch.rand(2, 3, 20, 20), torch.rand(2, 3, 20, 20))
-    with pytest.raises(TransformError, match=r"takes 1 inputs .*got 2.*data_keys"):
+    with pytest.raises(TransformError, match=r"takes 1 input .*got 2.*data_keys"):
         first(batch, crop, inputs=(0, 1), device=device)
 
 
