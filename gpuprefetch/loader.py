@@ -15,12 +15,9 @@ from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import torch
-from torch.utils.data import Dataset
-
 from gpuprefetch.assembly import Surroundings, open_pass
 from gpuprefetch.beginning import note_pause
 from gpuprefetch.epoch import Epoch
-from gpuprefetch.errors import SettingTypeError
 from gpuprefetch.figures import Figures
 from gpuprefetch.generators import PartsOfSource, write_states
 from gpuprefetch.progress import Progress
@@ -29,6 +26,7 @@ from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
 from gpuprefetch.settings import (
     Settings,
+    check_source,
     parse_device,
     parse_int,
     resolve_device,
@@ -142,12 +140,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         seed: SupportsIndex | None = None,
         replay: bool | None = None,
     ) -> None:
-        is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
-        if not isinstance(source, Iterable) and not is_sequence:
-            raise SettingTypeError(
-                "source must be a DataLoader or another iterable of batches, got "
-                f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
-            )
+        check_source(source)
         self.source = source
         self._settings = Settings(
             transform=transform,

@@ -208,6 +208,15 @@ def test_a_source_that_cannot_be_iterated_is_refused(source: Any) -> None:
         StreamPrefetchLoader(source)
 
 
+@pytest.mark.parametrize("source", ["abc", b"abc", bytearray(b"abc"), ""])
+def test_text_is_no_source_though_it_can_be_iterated(source: Any) -> None:
+    with pytest.raises(
+        SettingTypeError,
+        match=r"iterable of batches, got the \w+ .*Pass the DataLoader",
+    ):
+        StreamPrefetchLoader(source)
+
+
 def test_an_unknown_argument_is_named_by_python() -> None:
     with pytest.raises(TypeError, match="num_workers"):
         StreamPrefetchLoader(count(3), num_workers=2)  # type: ignore[call-arg]
