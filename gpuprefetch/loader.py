@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import torch
+
 from gpuprefetch.assembly import Surroundings, open_pass
 from gpuprefetch.beginning import note_pause
 from gpuprefetch.epoch import Epoch
