@@ -270,8 +270,9 @@ def check_image(image: Any) -> None:
     if not isinstance(image, torch.Tensor):
         raise BatchError(
             f"an image for a Kornia augmentation is a {type(image).__name__}. Accepted "
-            "are tensors (B, C, H, W) or (C, H, W); stack lists of images in the "
-            "collate function, or name another part of the batch with inputs=..."
+            "are tensors (B, C, H, W) or (C, H, W); stack lists of images, and "
+            "turn NumPy arrays into tensors with torch.from_numpy in the collate "
+            "function, or name another part of the batch with inputs=..."
         )
     if not image.is_floating_point() and image.dtype not in _FULL_SCALE:
         raise BatchError(
