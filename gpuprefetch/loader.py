@@ -66,8 +66,9 @@ class StreamPrefetchLoader(Generic[Batch]):
         source: A DataLoader, or any re-iterable of batches. An iterator works for one
             pass; at most ``depth`` items beyond those yielded are taken from it.
         transform: Called with the batch's inputs, on the device, without gradients, and
-            with random generators set per batch. A Kornia augmentation gets uint8
-            images as float32 in [0, 1] and draws per sample.
+            with random generators set per batch. What it returns for one input takes
+            that place as it is, a tuple of two views too. A Kornia augmentation gets
+            uint8 images as float32 in [0, 1] and draws per sample.
         inputs: What ``transform`` gets and replaces: an index, a key or a field, or a
             tuple of them (then that many arguments and results). ``None``: a bare
             tensor itself, or item 0 of a tuple or list.
