@@ -17,11 +17,13 @@ import torch
 from gpuprefetch.entry import Prepared
 from gpuprefetch.epoch import Epoch
 from gpuprefetch.feeder import Feeder, InlineFeeder, ThreadFeeder
+from gpuprefetch.kinds import is_fused_module, is_kornia_module
 from gpuprefetch.meter import Meter
 from gpuprefetch.prepare import StagingPreparer, prepare_as_is, prepare_by_cloning
 from gpuprefetch.progress import Progress
 from gpuprefetch.puller import Puller
 from gpuprefetch.resources import Resources
+from gpuprefetch.selection import Selection
 from gpuprefetch.settings import Settings
 from gpuprefetch.source import SourceTraits, StartedSource
 from gpuprefetch.staging import SlotRing
@@ -90,7 +92,8 @@ def open_pass(
     around.meter.is_threaded = plan.is_threaded
     if not is_asynchronous(around.device):
         is_copied = plan.is_threaded and plan.may_refill
-        prepare = prepare_by_cloning if is_copied else prepare_as_is
+        as_it_comes = prepare_by_cloning if is_copied else prepare_as_is
+        prepare = _looking_at_images(as_it_comes, around)
         transfer = InlineTransfer(around.device, transform, around.meter)
         return _begin(started, plan, around, prepare, transfer, ring=None)
     # One slot more than batches pulled: see [Note: Slot reuse].
@@ -117,8 +120,19 @@ def _packing(
     )
     is_source_pinning = getattr(around.source, "pin_memory", None) is True
     return around.watch.looking_at_the_first(
-        prepare, is_source_pinning=is_source_pinning
+        _looking_at_images(prepare, around), is_source_pinning=is_source_pinning
     )
+
+
+def _looking_at_images(
+    prepare: Callable[[Any], Prepared], around: Surroundings
+) -> Callable[[Any], Prepared]:
+    """Let the first images be looked at, if it is Kornia that gets them."""
+    transform = around.settings.transform
+    if not is_kornia_module(transform) and not is_fused_module(transform):
+        return prepare
+    # Not the transform: the feeder's thread knows it, and must not keep it alive.
+    return around.watch.looking_at_images(prepare, Selection(around.settings.inputs))
 
 
 def _stream_transfer(

@@ -18,6 +18,7 @@ import torch
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.containers import has_own_to, tensors_within
 from gpuprefetch.cores import FEW_WORKERS, count_cores, workers_for
+from gpuprefetch.given import looks_channels_last
 from gpuprefetch.kinds import (
     is_fused_module,
     is_kornia_augmentation,
@@ -38,9 +39,14 @@ __all__ = [
     "in_batch",
     "in_figures",
     "in_function",
+    "in_images",
     "in_syncs",
     "pageable_leaf",
 ]
+
+
+# No usual picture has so many channels, and is 1 to 4 pixels wide besides.
+_SURELY_NO_CHANNELS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,26 @@ def in_batch(batch: Any, *, is_source_pinning: bool) -> Iterator[Finding]:
             "pin_memory=True: torch does not look into a dataclass or a class of your "
             "own. The loader packs it once more. Give the class a pin_memory() "
             "method, or leave pin_memory=True out.",
+        )
+
+
+def in_images(inputs: tuple[Any, ...]) -> Iterator[Finding]:
+    """Look for images of which Kornia would take the rows for channels.
+
+    Args:
+        inputs: What a Kornia augmentation gets of the first batch.
+    """
+    image = inputs[0]
+    if not isinstance(image, torch.Tensor) or image.is_nested:
+        return
+    shape = tuple(image.shape)
+    if looks_channels_last(shape) and min(shape[1:3]) >= _SURELY_NO_CHANNELS:
+        yield Finding(
+            "channels last",
+            f"the images for Kornia have the shape {shape}, which looks like (B, H, W, "
+            f"C). Kornia takes (B, C, H, W), here {shape[1]} channels of {shape[2]} x "
+            f"{shape[3]} pixels, and augments those. Pass images.permute(0, 3, 1, 2), "
+            "in the collate function.",
         )
 
 

@@ -15,12 +15,10 @@ from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import torch
-from torch.utils.data import Dataset
 
 from gpuprefetch.assembly import Surroundings, open_pass
 from gpuprefetch.beginning import note_pause
 from gpuprefetch.epoch import Epoch
-from gpuprefetch.errors import SettingTypeError
 from gpuprefetch.figures import Figures
 from gpuprefetch.generators import PartsOfSource, write_states
 from gpuprefetch.progress import Progress
@@ -29,6 +27,7 @@ from gpuprefetch.resources import Resources
 from gpuprefetch.restore import check_loadable
 from gpuprefetch.settings import (
     Settings,
+    check_source,
     parse_device,
     parse_int,
     resolve_device,
@@ -67,8 +66,9 @@ class StreamPrefetchLoader(Generic[Batch]):
         source: A DataLoader, or any re-iterable of batches. An iterator works for one
             pass; at most ``depth`` items beyond those yielded are taken from it.
         transform: Called with the batch's inputs, on the device, without gradients, and
-            with random generators set per batch. A Kornia augmentation gets uint8
-            images as float32 in [0, 1] and draws per sample.
+            with random generators set per batch. What it returns for one input takes
+            that place as it is, a tuple of two views too. A Kornia augmentation gets
+            uint8 images as float32 in [0, 1] and draws per sample.
         inputs: What ``transform`` gets and replaces: an index, a key or a field, or a
             tuple of them (then that many arguments and results). ``None``: a bare
             tensor itself, or item 0 of a tuple or list.
@@ -142,12 +142,7 @@ class StreamPrefetchLoader(Generic[Batch]):
         seed: SupportsIndex | None = None,
         replay: bool | None = None,
     ) -> None:
-        is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
-        if not isinstance(source, Iterable) and not is_sequence:
-            raise SettingTypeError(
-                "source must be a DataLoader or another iterable of batches, got "
-                f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
-            )
+        check_source(source)
         self.source = source
         self._settings = Settings(
             transform=transform,

@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import comb
-from statistics import median
+from statistics import median, median_low
 from time import perf_counter
 from typing import Any, Literal
 
@@ -107,9 +107,10 @@ class Probe:
     transform_ms: float | None
     """The transform alone, as the plain loop runs it; ``None`` without one."""
     plain_ms: float
-    """The plain loop: move, transform, step. Median of the rounds."""
+    """The plain loop: move, transform, step. The middle round's; of an even number of
+    rounds, the faster of the middle two."""
     ours_ms: float
-    """The same through the loader. Median of the rounds."""
+    """The same through the loader, in the middle round of its own."""
     limit: Literal["loader", "step", "all parts in turn"]
     """Which part bounds a step; see [Note: What is expected]."""
     limit_ms: float
@@ -119,7 +120,7 @@ class Probe:
     gain: Gain
     """What was gained."""
     verdict: str
-    """What holds the loop back behind the loader."""
+    """What holds the loop back behind the loader, in the round of ``ours_ms``."""
     figure: str
     """The numbers that say so."""
     advice: str
@@ -193,13 +194,17 @@ def probe(
         transform_ms = parts.time(_repeat(moved), num_batches, parts.apply)
     plain: list[float] = []
     ours: list[float] = []
+    figures: list[LoaderStats] = []
     for number in range(effort.rounds):
         turns = [(plain, parts.plain), (ours, parts.ours)]
         for times_ms, start in turns if number % 2 else reversed(turns):
             times_ms.append(parts.time(start(), num_batches, step))
+        figures.append(parts.take_figures())
+    # Rounds that ran, not means of two: the verdict is of the one that is shown.
+    plain_ms, ours_ms = median_low(plain), median_low(ours)
+    diagnosis = diagnose(figures[ours.index(ours_ms)])
     gains = [a / b for a, b in zip(plain, ours, strict=True)]
     limit, limit_ms = parts.limit(loader_ms, step_ms, transform_ms)
-    diagnosis = diagnose(parts.stats)
     return Probe(
         device=str(device),
         rounds=effort.rounds,
@@ -207,8 +212,8 @@ def probe(
         loader_ms=loader_ms,
         step_ms=step_ms,
         transform_ms=transform_ms,
-        plain_ms=median(plain),
-        ours_ms=median(ours),
+        plain_ms=plain_ms,
+        ours_ms=ours_ms,
         limit=limit,
         limit_ms=limit_ms,
         is_overlapped=is_asynchronous(device),
@@ -260,8 +265,8 @@ class _Parts:
         self._loader: StreamPrefetchLoader[Any] = StreamPrefetchLoader(
             source, transform, inputs=inputs, device=device
         )
-        self.stats = LoaderStats()
-        """Of the longest pass of the loader so far."""
+        # Of the loader's longest pass since they were taken.
+        self._figures = LoaderStats()
         self._num_workers = int(getattr(source, "num_workers", 0) or 0)
         prefetched = self._num_workers * int(getattr(source, "prefetch_factor", 2) or 2)
         self._warmup = max(_FEWEST_WARMUP, prefetched)
@@ -273,7 +278,7 @@ class _Parts:
         return _pass_after_pass(self._source)
 
     def ours(self) -> Batches:
-        """The batches that the loader gives; keeps the figures of its longest pass."""
+        """The batches that the loader gives."""
         try:
             yield from _pass_after_pass(self._loader, self._note_figures)
         finally:
@@ -281,8 +286,13 @@ class _Parts:
 
     def _note_figures(self) -> None:
         newest = self._loader.stats()
-        if newest.batches >= self.stats.batches:
-            self.stats = newest
+        if newest.batches >= self._figures.batches:
+            self._figures = newest
+
+    def take_figures(self) -> LoaderStats:
+        """Give those of the loader's longest pass since this was called last."""
+        taken, self._figures = self._figures, LoaderStats()
+        return taken
 
     def plain(self) -> Batches:
         """The batches as a plain loop makes them."""

@@ -20,6 +20,9 @@ __all__ = ["Origin", "Progress"]
 
 _VERSION = 2
 
+# Entries of a wrong state that a message lists.
+_MOST_NAMED = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -107,16 +110,24 @@ class Progress:
         Raises:
             StateError: It was written by another version, or is something else.
         """
-        version = state.get("version") if isinstance(state, Mapping) else None
+        if not isinstance(state, Mapping):
+            came = "None" if state is None else type(state).__name__
+            raise StateError(
+                "expected a state as state_dict() of a StreamPrefetchLoader gives it, "
+                f"got {came}. Pass "
+                "that dict; where none was saved, leave load_state_dict() out."
+            )
+        version = state.get("version")
         if version == 1:
             state = _upgrade(state)
         elif version != _VERSION:
+            advice = _find_state(state) or "Save it again with the version in use."
             raise StateError(
                 f"expected a state of version {_VERSION} or 1 as state_dict() of a "
                 f"StreamPrefetchLoader gives it, got version {version!r} in a "
-                f"{type(state).__name__}. Save it again with the version in use."
+                f"{type(state).__name__} with the entries {_names(state)}. {advice}"
             )
-        _check_entries(state, Progress().to_state().keys(), _VERSION)
+        _check_entries(state, _ENTRIES, _VERSION)
         _check_values(state)
         fields = {key: state[key] for key in state if key != "version"}
         if fields["origin"] is not None:
@@ -126,10 +137,25 @@ class Progress:
 
 def _check_entries(state: Mapping[str, Any], expected: Any, version: int) -> None:
     if state.keys() != set(expected):
+        advice = _find_state(state) or "Pass what state_dict() gave, unchanged."
         raise StateError(
             f"a state of version {version} has the entries {sorted(expected)}, "
-            f"got {sorted(map(str, state))}. Pass what state_dict() gave, unchanged."
+            f"got {_names(state)}. {advice}"
         )
+
+
+def _names(state: Mapping[str, Any]) -> list[str]:
+    """List entries for people; a model's own state has thousands."""
+    names = sorted(map(str, state))
+    return names if len(names) <= _MOST_NAMED else [*names[:_MOST_NAMED], "..."]
+
+
+def _find_state(checkpoint: Mapping[str, Any]) -> str:
+    """Ask for the entry of a checkpoint that is a state of ours; empty if none is."""
+    for key, value in checkpoint.items():
+        if isinstance(value, Mapping) and value.keys() in (_ENTRIES, _ENTRIES_1):
+            return f"Did you mean load_state_dict(checkpoint[{key!r}])?"
+    return ""
 
 
 _VALUES: dict[str, type | UnionType] = {
@@ -162,8 +188,10 @@ def _check_values(state: Mapping[str, Any]) -> None:
                 )
 
 
+_ENTRIES = Progress().to_state().keys()
+
 # Version 1 kept torch's generator alone, as a tensor, and nothing about the source.
-_ENTRIES_1 = (Progress().to_state().keys() | {"generator_state"}) - {
+_ENTRIES_1 = (_ENTRIES | {"generator_state"}) - {
     "is_started",
     "origin",
     "set_epochs",

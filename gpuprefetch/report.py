@@ -4,9 +4,15 @@ import html
 
 from gpuprefetch.diagnose import diagnose
 from gpuprefetch.histogram import Spread
+from gpuprefetch.plural import counted
 from gpuprefetch.stats import LoaderStats
 
 __all__ = ["Report", "report_on"]
+
+_NO_PASS = (
+    "no figures: there was no such pass yet. Iterate the loader, then call report() "
+    "again; with finished=True, after a whole epoch."
+)
 
 
 class Report(str):
@@ -30,15 +36,8 @@ def report_on(stats: LoaderStats) -> Report:
     Returns:
         Lines of the form ``name: text``, without a newline at the end.
     """
-    diagnosis = diagnose(stats)
-    lines = [
-        f"epoch {stats.epoch}: {_batches(stats)}, {_volume(stats)}",
-        f"verdict: {diagnosis.verdict}. {diagnosis.figure}",
-        f"next: {diagnosis.advice}",
-        *_host_lines(stats),
-        *_device_lines(stats),
-        f"transform: {stats.transform}",
-    ]
+    lines = _lines(stats) if stats.device or stats.batches else [_NO_PASS]
+    lines.append(f"transform: {stats.transform}")
     if stats.batches:
         lines.append(f"memory: {_memory(stats)}")
     lines += [f"note: {note}" for note in stats.notes]
@@ -46,8 +45,16 @@ def report_on(stats: LoaderStats) -> Report:
     return Report("\n".join(" ".join(line.split()) for line in lines))
 
 
-def _batches(stats: LoaderStats) -> str:
-    return "1 batch" if stats.batches == 1 else f"{stats.batches} batches"
+def _lines(stats: LoaderStats) -> list[str]:
+    """Give the verdict, and the figures that say so."""
+    diagnosis = diagnose(stats)
+    return [
+        f"epoch {stats.epoch}: {counted(stats.batches, 'batch')}, {_volume(stats)}",
+        f"verdict: {diagnosis.verdict}. {diagnosis.figure}",
+        f"next: {diagnosis.advice}",
+        *_host_lines(stats),
+        *_device_lines(stats),
+    ]
 
 
 def _volume(stats: LoaderStats) -> str:

@@ -4,18 +4,23 @@
 bare tensor itself, or item 0 of a tuple or list. What is not named is left alone.
 """
 
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
 from gpuprefetch.containers import CannotRebuildError, field_names, replace_item
 from gpuprefetch.errors import BatchError, SelectionError, TransformError
+from gpuprefetch.plural import counted
 
 __all__ = ["Selection"]
 
 # What nearly every batch is: told sooner than all other kinds can be.
 _USUAL_KINDS = (tuple, list)
+
+# Items of a batch that a message lists.
+_MOST_LISTED = 10
 
 
 class Selection:
@@ -92,14 +97,14 @@ class Selection:
             return (result,)
         if not isinstance(result, (tuple, list)) or len(result) != expected:
             came = (
-                f"{len(result)} values"
+                counted(len(result), "value")
                 if isinstance(result, (tuple, list))
                 else f"one {type(result).__name__}"
             )
             raise TransformError(
                 f"inputs={self._inputs!r} makes the transform take and return "
-                f"{expected} values, but it returned {came}. Return a tuple of "
-                f"{expected}, in the order of inputs."
+                f"{counted(expected, 'value')}, but it returned {came}. Return a tuple "
+                f"of {expected}, in the order of inputs."
             )
         return tuple(result)
 
@@ -124,7 +129,8 @@ def _get(batch: Any, item: Any) -> Any:
     elif isinstance(batch, (tuple, MutableSequence)) and _fits(item, len(batch)):
         return batch[item]
     raise SelectionError(
-        f"inputs names {item!r}, which a {_describe(batch)} does not have."
+        f"inputs names {item!r}, which a {_describe(batch)} does not have. Name what "
+        "it has, or pass batch_transform=... for a function of the whole batch."
     )
 
 
@@ -149,5 +155,14 @@ def _describe(batch: Any) -> str:
     if fields:
         return f"{name} with the fields {list(fields)}"
     if isinstance(batch, (tuple, MutableSequence)):
-        return f"{name} of {len(batch)} items"
+        return f"{name} of {counted(len(batch), 'item')}{_list_items(batch)}"
     return name
+
+
+def _list_items(batch: Sequence[Any]) -> str:
+    """Write `` (0: Tensor, 1: int)``, or nothing of a batch without items."""
+    # A deque has no slices.
+    first = enumerate(islice(batch, _MOST_LISTED))
+    shown = [f"{place}: {type(item).__qualname__}" for place, item in first]
+    more = ["..."] if len(batch) > len(shown) else []
+    return f" ({', '.join(shown + more)})" if shown else ""

@@ -1,16 +1,18 @@
 """Are the arguments of the loader sound, and what do their defaults stand for?"""
 
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
+from torch.utils.data import Dataset
 
 from gpuprefetch.errors import SettingError, SettingTypeError
-from gpuprefetch.kinds import is_array
+from gpuprefetch.kinds import is_array, is_fused_module, is_kornia_module
 
-__all__ = ["Settings", "parse_device", "parse_int", "resolve_device"]
+__all__ = ["Settings", "check_source", "parse_device", "parse_int", "resolve_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,13 @@ class Settings:
                 "transform and batch_transform were both given. Pass transform for a "
                 "function of the inputs, or batch_transform for one of the whole batch."
             )
+        if _takes_images(self.batch_transform):
+            name = type(self.batch_transform).__name__
+            raise SettingError(
+                f"batch_transform gets the whole batch, and a {name} takes images. "
+                "Pass it as transform=, with inputs=... where the images are not the "
+                "batch's first item."
+            )
 
     def _check_inputs(self) -> None:
         if self.inputs is None:
@@ -102,6 +111,16 @@ class Settings:
             )
 
 
+def _takes_images(function: object) -> bool:
+    """Tell what runs Kornia on images, and not on a dict, which may be a batch."""
+    if is_fused_module(function):
+        return not cast(Any, function).runs_as_is
+    if not is_kornia_module(function):
+        return False
+    members = cast(nn.Module, function).modules()
+    return all(getattr(member, "data_keys", ()) is not None for member in members)
+
+
 def _is_hashable(name: object) -> bool:
     """Tell by trying: a tuple says that it is, and may hold a list."""
     try:
@@ -109,6 +128,26 @@ def _is_hashable(name: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_source(source: object) -> None:
+    """Refuse what gives no batches.
+
+    Raises:
+        SettingTypeError: It cannot be iterated, is a ``Dataset``, or text.
+    """
+    if isinstance(source, (str, bytes, bytearray)):
+        raise SettingTypeError(
+            "source must be a DataLoader or another iterable of batches, got the "
+            f"{type(source).__name__} {source[:40]!r}, which holds none. Pass the "
+            "DataLoader that reads the data, not the name of a file."
+        )
+    is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
+    if not isinstance(source, Iterable) and not is_sequence:
+        raise SettingTypeError(
+            "source must be a DataLoader or another iterable of batches, got "
+            f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
+        )
 
 
 def parse_int(name: str, value: Any) -> int:

@@ -14,6 +14,7 @@ import torch
 
 from gpuprefetch.batch import map_leaves
 from gpuprefetch.errors import TransformError
+from gpuprefetch.given import note_what_was_given
 from gpuprefetch.kinds import is_array, is_fused_module, is_kornia_module
 from gpuprefetch.move import check_on_device
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
@@ -97,7 +98,11 @@ class DeviceTransform:
         if batch is None:
             return None
         inputs = (batch,) if self._selection is None else self._selection.take(batch)
-        result = self._call(inputs, batch_index)
+        try:
+            result = self._call(inputs, batch_index)
+        except Exception as error:
+            note_what_was_given(error, inputs, batch_index)
+            raise
         placed = result
         if self._selection is not None:
             placed = self._selection.put(batch, result)
@@ -131,7 +136,8 @@ def _check_kind(result: Any) -> None:
     if is_array(result):
         raise TransformError(
             "the transform returned a NumPy array, which lies in host memory. A "
-            "transform gets tensors on the device and must return such."
+            "transform must return tensors on the device. If it got one, too: turn it "
+            "into a tensor in the collate function, with torch.from_numpy."
         )
 
 

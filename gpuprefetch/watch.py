@@ -10,7 +10,7 @@ It refers to no batch, no transform and no pass: the feeder's thread knows it.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ import torch
 from gpuprefetch import findings
 from gpuprefetch.batch import path_to
 from gpuprefetch.entry import Prepared
+from gpuprefetch.errors import SelectionError
 from gpuprefetch.findings import Finding
+from gpuprefetch.selection import Selection
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import is_asynchronous
 from gpuprefetch.syncs import syncs_noted
@@ -41,6 +43,7 @@ class Watch:
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
         self._has_seen_a_batch = False
+        self._has_seen_images = False
         self._pageable_path = ""
         self._num_calls = 0
 
@@ -83,6 +86,26 @@ class Watch:
             return prepare(batch)
 
         return prepare if self._has_seen_a_batch else look_and_prepare
+
+    def looking_at_images(
+        self, prepare: Callable[[Any], Prepared], images: Selection
+    ) -> Callable[[Any], Prepared]:
+        """Let the images of the first batch of all be looked at, on any device.
+
+        Args:
+            prepare: What is done to each batch in host memory.
+            images: What a Kornia augmentation gets of a batch.
+        """
+
+        def look_and_prepare(batch: Any) -> Prepared:
+            if not self._has_seen_images:
+                self._has_seen_images = True
+                # A batch without them is refused when it is the transform's turn.
+                with suppress(SelectionError):
+                    self.tell(findings.in_images(images.take(batch)))
+            return prepare(batch)
+
+        return prepare if self._has_seen_images else look_and_prepare
 
     def look_at_figures(self, stats: LoaderStats) -> None:
         """Look at what the first batches of a pass took."""

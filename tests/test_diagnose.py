@@ -292,16 +292,25 @@ def test_the_report_names_the_transform_and_what_was_noticed() -> None:
 
 def test_a_report_without_batches_shows_no_figures() -> None:
     loader = StreamPrefetchLoader(count(0), abs)
-    before = loader.report()
     list(loader)
-    for report in (before, loader.report()):
-        lines = report.splitlines()
-        assert lines[0] == "epoch 0: 0 batches, no figures"
-        assert lines[1:] == [
-            "verdict: undecided. Too few batches to tell: 0.",
-            f"next: Look again after at least {FEWEST_BATCHES} batches.",
-            "transform: abs",
-        ]
+    assert loader.report().splitlines() == [
+        "epoch 0: 0 batches, no figures",
+        "verdict: undecided. Too few batches to tell: 0.",
+        f"next: Look again after at least {FEWEST_BATCHES} batches.",
+        "transform: abs",
+    ]
+
+
+def test_a_report_before_any_pass_says_so() -> None:
+    loader = StreamPrefetchLoader(count(3), abs)
+    batches = iter(loader)
+    next(batches)
+    fresh = StreamPrefetchLoader(count(3), abs)
+    for report in (fresh.report(), loader.report(finished=True)):
+        first, second = report.splitlines()
+        assert first.startswith("no figures: there was no such pass yet. Iterate the ")
+        assert second == "transform: abs"
+    assert "1 batch," in loader.report()
 
 
 def test_a_report_shows_a_step_once_there_was_one() -> None:

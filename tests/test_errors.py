@@ -4,6 +4,7 @@ Each message is matched in all three parts. Errors are of this package's own kin
 the built-in kind that a caller would expect.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -207,6 +208,15 @@ def test_a_source_that_cannot_be_iterated_is_refused(source: Any) -> None:
         StreamPrefetchLoader(source)
 
 
+@pytest.mark.parametrize("source", ["abc", b"abc", bytearray(b"abc"), ""])
+def test_text_is_no_source_though_it_can_be_iterated(source: Any) -> None:
+    with pytest.raises(
+        SettingTypeError,
+        match=r"iterable of batches, got the \w+ .*Pass the DataLoader",
+    ):
+        StreamPrefetchLoader(source)
+
+
 def test_an_unknown_argument_is_named_by_python() -> None:
     with pytest.raises(TypeError, match="num_workers"):
         StreamPrefetchLoader(count(3), num_workers=2)  # type: ignore[call-arg]
@@ -273,9 +283,10 @@ class Record:
         ({"image": 1}, "img", r"inputs names 'img'.*dict with the keys \['image'\]"),
         ({"image": 1}, 0, r"inputs names 0, .*dict with the keys \['image'\]"),
         (Record(torch.ones(1)), "x", r"inputs names 'x'.*\['image', 'label'\]"),
-        ((torch.ones(1), 2), 2, r"inputs names 2, .*tuple of 2 items"),
-        ((torch.ones(1), 2), -3, r"inputs names -3, .*tuple of 2 items"),
-        ([torch.ones(1)], "x", r"inputs names 'x', .*list of 1 items"),
+        ((torch.ones(1), 2), 2, r"names 2, .*tuple of 2 items \(0: Tensor, 1: int\)"),
+        ((torch.ones(1), 2), -3, r"inputs names -3, .*tuple of 2 items .*Name"),
+        (deque((1,) * 12), 12, r"deque of 12 items \(0: int, .*9: int, \.\.\.\)"),
+        ([torch.ones(1)], "x", r"names 'x', .*list of 1 item \(0: Tensor\)"),
         (Pair(1, 2), "z", r"inputs names 'z', .*Pair with the fields \['x', 'y'\]"),
         ({"a": 1, "b": 2}, ("a", "c"), r"inputs names 'c'.*keys \['a', 'b'\]"),
         (torch.ones(2), "x", r"inputs names 'x', which a Tensor does not have"),
@@ -312,7 +323,7 @@ def test_a_selection_error_comes_at_its_own_batch() -> None:
     ("result", "message"),
     [
         (lambda x, y: x, r"inputs=\('x', 'y'\).*return 2 values.*one Tensor"),
-        (lambda x, y: (x,), r"return 2 values.*returned 1 values.*tuple of 2"),
+        (lambda x, y: (x,), r"return 2 values.*returned 1 value\..*tuple of 2"),
         (lambda x, y: (x, y, x), r"return 2 values.*returned 3 values"),
         (lambda x, y: None, r"return 2 values.*one NoneType"),
         (lambda x, y: {"x": x, "y": y}, r"return 2 values.*one dict"),

@@ -112,6 +112,18 @@ def test_a_transform_may_return_any_structure(device: torch.device) -> None:
     assert out[1] == 5
 
 
+def test_a_tuple_for_one_input_is_its_one_result(device: torch.device) -> None:
+    """Two views of an image."""
+    batch = {"x": ONE, "y": 5}
+    loader = StreamPrefetchLoader(
+        [batch], lambda x: (x, x + 1), inputs="x", device=device
+    )
+    out = next(iter(loader))
+    assert type(out["x"]) is tuple
+    assert [view.tolist() for view in out["x"]] == [[1, 1], [2, 2]]
+    assert out["y"] == 5
+
+
 def test_batch_transform_gets_and_gives_the_whole_batch(device: torch.device) -> None:
     seen = []
 

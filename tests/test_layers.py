@@ -39,10 +39,11 @@ _LAYERS = [
     ["staging", "source", "selection", "settings", "move", "scope", "host_lead"],
     ["fingerprint", "generators", "indices", "progress"],
     ["pinned", "streams", "seeding", "stages", "stats", "syncs", "times"],
+    ["given"],
     ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "cores", "ranks"],
     ["containers"],
-    ["errors"],
+    ["errors", "plural"],
 ]
 
 # The same within `augment`, from the top down.

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -145,6 +146,31 @@ def test_the_parts_are_measured_alone(fake_clock: FakeClock) -> None:
     assert result.verdict == "source-bound"
     # Each batch was transformed, in both loops and in the step alone.
     assert {float(x[0]) for x in seen} <= {float(i) for i in range(1, 13)}
+
+
+@pytest.mark.parametrize("rounds", [3, 4])
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_the_verdict_is_of_the_round_that_the_table_shows(
+    fake_clock: FakeClock, rounds: int, slow: int
+) -> None:
+    """Each pass of the source takes another time; most are held back by the source."""
+    of_passes_ms = iter([9, 9, *([1, 2, 20, 30, 10, 12, 40, 7][slow:]), 0, 0, 0, 0])
+
+    class Unsteady:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            work_ms = next(of_passes_ms)
+            for i in range(12):
+                fake_clock.pass_ms(work_ms)
+                yield torch.full((4,), float(i))
+
+    effort = Effort(rounds=rounds, batches=6)
+    result = probe(
+        Unsteady(), lambda x: fake_clock.pass_ms(5), device=CPU, effort=effort
+    )
+    told = re.search(r" of (\d+\.\d+) ms a batch", result.figure)
+    assert told
+    assert float(told[1]) == pytest.approx(result.ours_ms, abs=0.1)
+    assert (result.verdict == "source-bound") is (result.ours_ms > 10)
 
 
 def test_a_gain_is_seen_where_there_is_one(

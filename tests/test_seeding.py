@@ -156,7 +156,7 @@ def test_generators_are_restored_after_a_failing_transform(
         raise ValueError("no")
 
     before = all_states(device)
-    with pytest.raises(ValueError, match=r"^no$"):
+    with pytest.raises(ValueError, match=r"(?m)^no$"):
         list(StreamPrefetchLoader(count(1), fails, device=device, seed=1))
     assert before == all_states(device)
 

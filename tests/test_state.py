@@ -290,13 +290,45 @@ def test_a_state_holds_plain_values_only() -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [{}, {"version": 0}, {"version": 3, "epoch": 1}, None, 7, {"place": 3}],
+    [{}, {"version": 0}, {"version": 3, "epoch": 1}, {"place": 3}],
 )
 def test_a_state_of_another_kind_is_refused(state: Any) -> None:
     loader = StreamPrefetchLoader(count(3), device="cpu")
     with pytest.raises(StateError, match=r"expected a state of version 2.*got version"):
         loader.load_state_dict(state)
     assert [int(x) for x in loader] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("state", "name"), [(None, "None"), (7, "int")])
+def test_what_is_no_dict_is_no_state(state: Any, name: str) -> None:
+    loader = StreamPrefetchLoader(count(3), device="cpu")
+    with pytest.raises(
+        StateError,
+        match=rf"state_dict\(\).*got {name}\..*leave load_state_dict\(\) out",
+    ):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"version": 1}, {"version": 2}, {"version": "2"}]
+)
+def test_a_whole_checkpoint_is_told_its_entry(other: dict[str, Any]) -> None:
+    loader = StreamPrefetchLoader(count(3), device="cpu")
+    checkpoint = {"model": {"weight": 1}, "data": loader.state_dict(), "step": 7}
+    with pytest.raises(
+        StateError,
+        match=r"got .*Did you mean load_state_dict\(checkpoint\['data'\]\)\?",
+    ):
+        loader.load_state_dict(checkpoint | other)
+
+
+def test_a_models_own_state_is_not_listed_in_full() -> None:
+    loader = StreamPrefetchLoader(count(3), device="cpu")
+    with pytest.raises(
+        StateError, match=r"'w019', '\.\.\.'\]\. Save it again"
+    ) as caught:
+        loader.load_state_dict({f"w{i:03}": i for i in range(999)})
+    assert "w020" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_the_loops_stream_is_current_again_after_an_error(
     loader = StreamPrefetchLoader(
         pairs(3), transform, device=META, background=background
     )
-    with pytest.raises(ValueError, match=r"^no$"):
+    with pytest.raises(ValueError, match=r"(?m)^no$"):
         next(iter(loader))
     assert fake_device.current_stream(META) is fake_device.consumer
 
@@ -175,7 +175,7 @@ def test_an_error_comes_at_its_own_batch(
         )
     )
     assert [next(iterator)[1] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"^bad 3$"):
+    with pytest.raises(ValueError, match=r"(?m)^bad 3$"):
         next(iterator)
     with pytest.raises(StopIteration):
         next(iterator)

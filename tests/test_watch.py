@@ -150,6 +150,56 @@ def test_an_object_that_moves_itself_out_of_pageable_memory_is_named() -> None:
     assert "pin_memory()" in text
 
 
+LAST = torch.zeros(2, 24, 20, 3)  # (B, H, W, C), as most readers give them.
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("wrap", [lambda module: module, fuse])
+@pytest.mark.parametrize(
+    ("batch", "inputs"), [(LAST, None), ([0, LAST], 1), ({"x": LAST}, ("x",))]
+)
+def test_channels_last_images_before_kornia_are_told_once(
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    batch: Any,
+    inputs: Any,
+    wrap: Callable[[nn.Module], nn.Module],
+    background: bool,
+) -> None:
+    loader = StreamPrefetchLoader(
+        [batch] * 3,
+        wrap(K.RandomHorizontalFlip()),
+        inputs=inputs,
+        device=device,
+        background=background,
+    )
+    for _ in range(2):
+        assert len(list(loader)) == 3
+    (text,) = [note for note in loader.stats().notes if "(B, H, W, C)" in note]
+    assert "(2, 24, 20, 3)" in text
+    assert "here 24 channels of 20 x 3 pixels" in text
+    assert "images.permute(0, 3, 1, 2)" in text
+    assert [text in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "transform"),
+    [
+        (LAST.permute(0, 3, 1, 2), K.RandomHorizontalFlip()),
+        (LAST, torch.neg),
+        (torch.zeros(2, 12, 24, 3), K.RandomHorizontalFlip()),  # Twelve channels.
+        (torch.zeros(2, 24, 20, 1), nn.Flatten()),
+    ],
+    ids=["first", "function", "few", "module"],
+)
+def test_what_may_be_meant_is_not_told_as_channels_last(
+    device: torch.device, images: torch.Tensor, transform: Callable[..., Any]
+) -> None:
+    loader = StreamPrefetchLoader([images], transform, device=device)
+    list(loader)
+    assert not any("(B, H, W, C)" in note for note in loader.stats().notes)
+
+
 def test_a_dataclass_that_torch_left_unpinned_is_named() -> None:
     batch = [Sample(torch.ones(3))]
     (text,) = texts(findings.in_batch(batch, is_source_pinning=True))

@@ -28,6 +28,7 @@ from gpuprefetch.errors import (
     ImageSizeError,
     TransformError,
 )
+from gpuprefetch.plural import counted
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 
 try:
@@ -182,9 +183,9 @@ class KorniaTransform:
         keys = self._key_names()
         if len(inputs) != len(keys):
             raise TransformError(
-                f"{type(self._module).__name__} takes {len(keys)} inputs ({keys}), but "
-                f"got {len(inputs)}. Name as many in inputs=..., or pass an "
-                "AugmentationSequential with data_keys for all of them."
+                f"{type(self._module).__name__} takes {counted(len(keys), 'input')} "
+                f"({keys}), but got {len(inputs)}. Name as many in inputs=..., or "
+                "pass an AugmentationSequential with data_keys for all of them."
             )
 
     def _key_names(self) -> list[str]:
@@ -289,8 +290,9 @@ def check_image(image: Any) -> None:
     if not isinstance(image, torch.Tensor):
         raise BatchError(
             f"an image for a Kornia augmentation is a {type(image).__name__}. Accepted "
-            "are tensors (B, C, H, W) or (C, H, W); stack lists of images in the "
-            "collate function, or name another part of the batch with inputs=..."
+            "are tensors (B, C, H, W) or (C, H, W); stack lists of images, and "
+            "turn NumPy arrays into tensors with torch.from_numpy in the collate "
+            "function, or name another part of the batch with inputs=..."
         )
     if not image.is_floating_point() and image.dtype not in _FULL_SCALE:
         raise BatchError(

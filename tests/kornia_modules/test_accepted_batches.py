@@ -1,13 +1,21 @@
 """Which types, sizes and numbers of inputs does a Kornia module take, and how?"""
 
 import copy
+from collections.abc import Callable
 
 import kornia.augmentation as K
 import pytest
 import torch
 from torch import nn
 
-from gpuprefetch import BatchError, ImageSizeError, StreamPrefetchLoader, TransformError
+from gpuprefetch import (
+    BatchError,
+    ImageSizeError,
+    SettingError,
+    StreamPrefetchLoader,
+    TransformError,
+)
+from gpuprefetch.augment import fuse
 from tests.kornia_modules.oracle import (
     blur,
     chain,
@@ -210,7 +218,7 @@ def test_too_few_inputs_for_the_data_keys_are_refused(device: torch.device) -> N
 
 def test_two_inputs_for_one_image_are_refused(device: torch.device) -> None:
     batch = (torch.rand(2, 3, 20, 20), torch.rand(2, 3, 20, 20))
-    with pytest.raises(TransformError, match=r"takes 1 inputs .*got 2.*data_keys"):
+    with pytest.raises(TransformError, match=r"takes 1 input .*got 2.*data_keys"):
         first(batch, crop, inputs=(0, 1), device=device)
 
 
@@ -221,18 +229,26 @@ def test_one_data_key_named_by_a_tuple_gives_one_result(device: torch.device) ->
     assert out[1] == "label"
 
 
-def test_a_whole_batch_for_several_data_keys_is_refused(device: torch.device) -> None:
-    batch = labelled_batch(3)[:2]
-    loader = StreamPrefetchLoader(
-        [batch], batch_transform=sequential("input", "mask"), device=device, seed=5
-    )
-    with pytest.raises(TransformError, match=r"takes 2 inputs.*inputs="):
-        next(iter(loader))
+@pytest.mark.parametrize(
+    "module",
+    [crop, chain(), K.ImageSequential(crop), sequential("input", "mask"), fuse(crop)],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_module_that_takes_images_is_no_batch_transform(module: nn.Module) -> None:
+    with pytest.raises(
+        SettingError,
+        match=r"batch_transform gets the whole batch.*"
+        rf"{type(module).__name__} takes images.*Pass it as transform=.*inputs=",
+    ):
+        StreamPrefetchLoader([labelled_batch(3)[:2]], batch_transform=module)
 
 
-def test_a_dict_with_suffixes_works_without_data_keys(device: torch.device) -> None:
+@pytest.mark.parametrize("wrap", [lambda m: m, nn.Sequential, fuse])
+def test_a_dict_with_suffixes_works_without_data_keys(
+    device: torch.device, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
     image, mask, *_ = labelled_batch(3)
-    module = K.AugmentationSequential(K.RandomCrop((12, 10)), data_keys=None)
+    module = wrap(K.AugmentationSequential(K.RandomCrop((12, 10)), data_keys=None))
     batch = {"image": (image * 255).to(torch.uint8), "mask": mask, "mask_2": mask}
     loader = StreamPrefetchLoader([batch], batch_transform=module, device=device)
     out = next(iter(loader))

@@ -1,0 +1,177 @@
+"""Does an error from a transform say which batch it is about, and what it was given?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError
+from gpuprefetch.given import looks_channels_last
+from tests.sources import count
+
+pytestmark = pytest.mark.timeout(30)
+
+both_feeders = pytest.mark.parametrize("background", [False, True])
+
+
+def fail(*parts: Any) -> Any:
+    raise RuntimeError("mine")
+
+
+def notes_of(batch: Any, transform: Callable[..., Any] = fail, **settings: Any) -> str:
+    """Run into the transform's error, and give the notes on it."""
+    loader = StreamPrefetchLoader([batch], **({"transform": transform} | settings))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever the user raises
+        next(iter(loader))
+    return "\n".join(getattr(caught.value, "__notes__", []))
+
+
+@both_feeders
+def test_the_users_error_says_its_batch_and_what_came(
+    device: torch.device, background: bool
+) -> None:
+    mine = RuntimeError("mine")
+
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 3:
+            raise mine
+        return x
+
+    source = [torch.ones(n, 2, dtype=torch.int16) for n in (1, 2, 3)]
+    batches = iter(
+        StreamPrefetchLoader(source, transform, device=device, background=background)
+    )
+    next(batches), next(batches)
+    with pytest.raises(RuntimeError, match=r"^mine") as caught:
+        next(batches)
+    assert caught.value is mine
+    (note,) = mine.__notes__
+    assert "in batch 2 of the pass" in note
+    assert f"was given Tensor (3, 2) torch.int16 on {device.type}" in note
+
+
+def test_a_resumed_pass_counts_from_its_start() -> None:
+    first = StreamPrefetchLoader(count(5), abs, device="cpu")
+    batches = iter(first)
+    next(batches), next(batches)
+    resumed = StreamPrefetchLoader(count(5), fail, device="cpu")
+    resumed.load_state_dict(first.state_dict())
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(resumed))
+    assert "in batch 2 of the pass" in caught.value.__notes__[0]
+
+
+def test_several_arguments_are_told_apart() -> None:
+    batch = {"x": torch.ones(2), "box": [torch.ones(1, 4), "name"]}
+    note = notes_of(batch, inputs=("x", "box"), device="cpu")
+    assert "argument 0: Tensor (2,) torch.float32 on cpu, " in note
+    assert (
+        "argument 1[0]: Tensor (1, 4) torch.float32 on cpu, argument 1[1]: str" in note
+    )
+
+
+def test_a_whole_batch_is_told_by_its_places() -> None:
+    batch = {"x": torch.ones(2), "y": 1}
+    note = notes_of(batch, None, batch_transform=fail, device="cpu")
+    assert "argument['x']: Tensor (2,) torch.float32 on cpu, argument['y']: int" in note
+
+
+def test_a_long_batch_is_not_told_in_full() -> None:
+    note = notes_of([1] * 30, None, batch_transform=fail, device="cpu")
+    assert note.endswith("argument[0]: int, and 20 more.")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_cannot_be_described_does_not_hide_the_error() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    with pytest.raises(RuntimeError, match="size"):
+        ragged.shape  # noqa: B018
+    with pytest.raises(RuntimeError, match=r"^mine") as caught:
+        next(iter(StreamPrefetchLoader([ragged], fail, device="cpu")))
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_nothing_is_noted_where_the_transform_did_not_run() -> None:
+    assert notes_of({"x": 1}, device="cpu") == ""
+
+
+# NumPy arrays #
+
+ARRAY = np.zeros((2, 3, 8, 8), dtype=np.uint8)
+
+
+def test_an_array_that_reaches_the_transform_is_told_from_numpy() -> None:
+    note = notes_of([ARRAY], torch.neg, device="cpu")
+    assert "given ndarray (2, 3, 8, 8) uint8 in host memory" in note
+    assert "in the collate function, with torch.from_numpy" in note
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        K.RandomHorizontalFlip(),
+        nn.Sequential(K.RandomCrop((4, 4)), K.RandomPerspective()),
+    ],
+    ids=["fused", "chain"],
+)
+def test_kornia_asks_for_a_tensor_instead_of_an_array(module: nn.Module) -> None:
+    loader = StreamPrefetchLoader([[ARRAY]], module, device="cpu")
+    with pytest.raises(
+        BatchError, match=r"is a ndarray.*torch\.from_numpy in the collate function"
+    ) as caught:
+        next(iter(loader))
+    assert "from_numpy" not in caught.value.__notes__[0]
+
+
+def test_an_array_that_comes_back_is_told_where_it_may_come_from() -> None:
+    loader = StreamPrefetchLoader([[ARRAY]], lambda x: x + 1, device="cpu")
+    with pytest.raises(TransformError, match=r"NumPy array.*got one.*from_numpy"):
+        next(iter(loader))
+
+
+# Channels last #
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_likely"),
+    [
+        ((2, 224, 224, 3), True),
+        ((2, 32, 32, 4), True),
+        ((2, 28, 28, 1), True),
+        ((2, 3, 224, 224), False),
+        ((2, 3, 32, 3), False),
+        ((2, 4, 4, 4), False),
+        ((2, 224, 224, 5), False),
+        ((224, 224, 3), False),
+        ((2, 8, 224, 224, 3), False),
+    ],
+)
+def test_what_looks_channels_last(shape: tuple[int, ...], is_likely: bool) -> None:
+    assert looks_channels_last(shape) is is_likely
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        K.RandomCrop((16, 16)),
+        nn.Sequential(K.RandomHorizontalFlip(), K.CenterCrop(16)),
+        K.Normalize(torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.3, 0.4])),
+        nn.Sequential(K.RandomPerspective(p=1.0), K.RandomCrop((16, 16))),
+        K.ColorJiggle(0.1, 0.1, 0.1, 0.1, p=1.0),
+    ],
+    ids=["crop", "chain", "normalize", "kept", "jiggle"],
+)
+def test_an_error_at_channels_last_images_says_what_they_look_like(
+    device: torch.device, module: nn.Module
+) -> None:
+    images = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    hint = "looks like (B, H, W, C)"
+    assert hint in (note := notes_of(images, module, device=device))
+    assert "images.permute(0, 3, 1, 2)" in note
+    other = notes_of(torch.zeros(2, 5, 8, 8), fail, device=device)
+    assert other
+    assert hint not in other
