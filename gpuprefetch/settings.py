@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpuprefetch.errors import SettingError, SettingTypeError
-from gpuprefetch.kinds import is_array
+from gpuprefetch.kinds import is_array, is_hashable
 
 __all__ = ["Settings", "parse_device", "parse_int", "resolve_device"]
 
@@ -90,7 +90,7 @@ class Settings:
                 "inputs is an empty tuple. Name at least one index, key or field, or "
                 "pass None for the default input."
             )
-        if any(not _is_hashable(n) or isinstance(n, bool) for n in names):
+        if any(not is_hashable(n) or isinstance(n, bool) for n in names):
             raise SettingTypeError(
                 f"inputs must be an index, a key, a field name, or a tuple of those, "
                 f"got {self.inputs!r}. Pass inputs=0 or inputs='image', for example."
@@ -100,15 +100,6 @@ class Settings:
                 f"inputs={self.inputs!r} names the same input twice, and it could be "
                 "replaced by one result only. Name each input once."
             )
-
-
-def _is_hashable(name: object) -> bool:
-    """Tell by trying: a tuple says that it is, and may hold a list."""
-    try:
-        hash(name)
-    except TypeError:
-        return False
-    return True
 
 
 def parse_int(name: str, value: Any) -> int:
