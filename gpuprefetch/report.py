@@ -4,6 +4,7 @@ import html
 
 from gpuprefetch.diagnose import diagnose
 from gpuprefetch.histogram import Spread
+from gpuprefetch.plural import counted
 from gpuprefetch.stats import LoaderStats
 
 __all__ = ["Report", "report_on"]
@@ -32,7 +33,7 @@ def report_on(stats: LoaderStats) -> Report:
     """
     diagnosis = diagnose(stats)
     lines = [
-        f"epoch {stats.epoch}: {_batches(stats)}, {_volume(stats)}",
+        f"epoch {stats.epoch}: {counted(stats.batches, 'batch')}, {_volume(stats)}",
         f"verdict: {diagnosis.verdict}. {diagnosis.figure}",
         f"next: {diagnosis.advice}",
         *_host_lines(stats),
@@ -44,10 +45,6 @@ def report_on(stats: LoaderStats) -> Report:
     lines += [f"note: {note}" for note in stats.notes]
     # A class or a key may have any name, even one of two lines.
     return Report("\n".join(" ".join(line.split()) for line in lines))
-
-
-def _batches(stats: LoaderStats) -> str:
-    return "1 batch" if stats.batches == 1 else f"{stats.batches} batches"
 
 
 def _volume(stats: LoaderStats) -> str:

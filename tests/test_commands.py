@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from gpuprefetch.cli.app import main
-from gpuprefetch.cli.plural import counted
+from gpuprefetch.plural import counted
 
 pytestmark = pytest.mark.timeout(110)
 

@@ -42,7 +42,7 @@ _LAYERS = [
     ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "cores", "ranks"],
     ["containers"],
-    ["errors"],
+    ["errors", "plural"],
 ]
 
 # The same within `augment`, from the top down.

@@ -19,11 +19,11 @@ from gpuprefetch.cli.comparison import (
     compare,
     default_sizes,
 )
-from gpuprefetch.cli.plural import counted
 from gpuprefetch.cli.table import format_table
 from gpuprefetch.cores import count_cores
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.plot import import_figure, save_grid
+from gpuprefetch.plural import counted
 from gpuprefetch.workloads import (
     PHOTOGRAPHS,
     SMALLEST_IMAGE,

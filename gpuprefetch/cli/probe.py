@@ -19,8 +19,8 @@ from gpuprefetch.cli.objects import (
     load_transform,
     running_user_code,
 )
-from gpuprefetch.cli.plural import counted
 from gpuprefetch.cli.table import format_table
+from gpuprefetch.plural import counted
 from gpuprefetch.probe import Effort, Probe, probe
 from gpuprefetch.settings import resolve_device
 

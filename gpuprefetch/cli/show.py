@@ -14,9 +14,9 @@ import torch
 from gpuprefetch.cli.arguments import at_least, available_device, default_device
 from gpuprefetch.cli.labels import Labels, read_image, read_labels
 from gpuprefetch.cli.objects import CommandError, load_transform, running_user_code
-from gpuprefetch.cli.plural import counted
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.plot import Overlay, import_figure, save_grid
+from gpuprefetch.plural import counted
 
 __all__ = ["add_to"]
 
