@@ -35,6 +35,7 @@ from benchmarks.measure import in_turns, time_loop
 from benchmarks.pipelines import NUM_CLASSES, Pair
 from benchmarks.targets import TINY, Figure, Sizes
 from gpuprefetch import workloads
+from gpuprefetch.plural import counted
 
 # What is held to targets.
 _HELD = "memory: ours, fused chain"
@@ -145,7 +146,7 @@ def join_runs(
     """
     figures = []
     for run in runs:
-        title = f"{run['num_ranks']} GPU{'s' if run['num_ranks'] > 1 else ''}"
+        title = counted(run["num_ranks"], "GPU")
         speeds = run["steps_per_s"]
         for name, samples in speeds.items():
             figures.append(_figure(f"{title}: {name}", samples, "steps/s"))

@@ -18,7 +18,7 @@ from unittest import mock
 from benchmarks import next_time, pipelines
 from benchmarks.pipelines import Pair
 from benchmarks.targets import Bench, Sizes, parse_options, run_with
-from gpuprefetch import figures
+from gpuprefetch import figures, meter
 from gpuprefetch.meter import Meter
 from gpuprefetch.stages import Stage
 from gpuprefetch.times import Called, Returned, Times
@@ -74,8 +74,8 @@ def _variants(bench: Bench) -> dict[str, Callable[[], Iterator[Pair]]]:
     sizes = bench.sizes
     pinned = pipelines.InMemory(sizes.batch_size, sizes.image_size, pin=True)
 
-    def ours(meter: type[Meter]) -> Iterator[Pair]:
-        with mock.patch.object(figures, "Meter", meter):
+    def ours(kind: type[Meter]) -> Iterator[Pair]:
+        with mock.patch.object(figures, "Meter", kind):
             # The meter is made when the pass starts, and stays.
             batches = pipelines.stream_prefetch(pinned, bench.device)
             first = next(batches)
@@ -110,8 +110,9 @@ def measure_next(bench: Bench) -> None:
     bench.add("next(): what the statistics take", cost, "us", at_most=10.0)
 
 
-def _counting_us(pause: next_time.Loop, num_batches: int = 64) -> float:
-    """Time how readings are counted, as the meter does every so many batches."""
+def _counting_us(pause: next_time.Loop) -> float:
+    """Time how readings are counted, as many at once as the meter counts."""
+    num_batches = meter._READINGS_AT_ONCE // 2  # A batch leaves two.
     times, samples = Times(), []
     for _ in range(20):
         readings: deque[Called | Returned] = deque()

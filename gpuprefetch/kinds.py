@@ -9,7 +9,13 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["is_array", "is_fused_module", "is_kornia_augmentation", "is_kornia_module"]
+__all__ = [
+    "is_array",
+    "is_fused_module",
+    "is_hashable",
+    "is_kornia_augmentation",
+    "is_kornia_module",
+]
 
 
 def is_array(value: Any) -> bool:
@@ -39,3 +45,12 @@ def is_kornia_module(value: object) -> bool:
 def is_fused_module(value: object) -> bool:
     """Tell whether this is what ``augment.fuse`` returned."""
     return type(value).__module__ == "gpuprefetch.augment.fused"
+
+
+def is_hashable(value: object) -> bool:
+    """Tell by trying: a tuple says that it is hashable, and may hold a list."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

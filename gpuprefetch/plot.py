@@ -14,6 +14,7 @@ import torch
 from gpuprefetch.errors import DependencyError, SettingError
 
 __all__ = [
+    "COLOURS",
     "Overlay",
     "import_figure",
     "save_bars",
@@ -22,11 +23,26 @@ __all__ = [
     "save_lines",
 ]
 
+# Told apart also by those who see few colours (Okabe and Ito's palette).
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+_GREY = "#B4B4B4"  # What is there to compare with.
+
+# Of a grid of images #
+
 _CELL_INCHES = 2.0
 _HEADING_INCHES = 0.5
-_BAR_INCHES = 0.28
-_PANEL_INCHES = 2.6
 _DOTS_PER_INCH = 110
+
+# Of a chart #
+
+# A page is as wide, so that text is shown in the size that is given here.
+_PAGE_INCHES = 9.0
+_TEXT_POINTS = 10
+_HEADING_POINTS = 12
+_CHART_DOTS_PER_INCH = 160
+_BAR_INCHES = 0.27
+_LINES_INCHES = 3.7
+_MOST_ACROSS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,38 +153,65 @@ def save_bars(
 ) -> None:
     """Write a chart of horizontal bars to a picture file, one panel for each cluster.
 
+    At most three panels stand side by side, with the same bars in the same order.
+
     Args:
-        bars: Name of a bar, and its length in each cluster; ``None``: no bar there.
+        bars: Name of a bar, and its length in each cluster; ``None``: not measured.
         clusters: What the panels are called, as many as each bar has lengths.
         path: Its suffix names the format (``.png``). Replaced if it exists.
         unit: Of the lengths, shown below the panels.
         heading: A line above all; none if empty.
-        highlighted: Names of bars in a colour of their own.
+        highlighted: Names that are written bold, with bars in a colour of their own.
 
     Raises:
         DependencyError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
     names = list(bars)
-    height = _BAR_INCHES * len(names) + 2 * _HEADING_INCHES
-    figure = import_figure()(
-        figsize=(_PANEL_INCHES * (len(clusters) + 1), height), layout="constrained"
-    )
+    rows, columns = _rows_and_columns(len(clusters))
+    height = rows * (_BAR_INCHES * len(names) + _HEADING_INCHES) + _HEADING_INCHES
+    figure = import_figure()(figsize=(_PAGE_INCHES, height), layout="constrained")
     if heading:
-        figure.suptitle(heading, fontsize=11)
-    colours = ["C1" if name in highlighted else "C0" for name in names]
-    panels = figure.subplots(1, len(clusters), sharey=True, squeeze=False)[0]
+        figure.suptitle(heading, fontsize=_HEADING_POINTS)
+    figure.get_layout_engine().set(w_pad=0.1)  # Inches between panels' figures.
+    cells = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    panels = cells.flat[: len(clusters)]
     for place, (panel, cluster) in enumerate(zip(panels, clusters, strict=True)):
-        lengths = [bars[name][place] for name in names]
-        widths = [length or 0.0 for length in lengths]
-        drawn = panel.barh(names, widths, color=colours)
-        labels = ["" if length is None else f" {length:.3g}" for length in lengths]
-        panel.bar_label(drawn, labels, fontsize=8)
-        panel.set_title(cluster, fontsize=9)
-        panel.set_xlabel(unit, fontsize=9)
-        panel.margins(x=0.18)
-    panels[0].invert_yaxis()  # The first bar on top, as in a table.
-    save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
+        lengths = {name: values[place] for name, values in bars.items()}
+        _draw_bars(panel, lengths, highlighted)
+        panel.set_title(cluster, fontsize=_TEXT_POINTS)
+    for panel in cells[-1]:
+        panel.set_xlabel(unit, fontsize=_TEXT_POINTS)
+    for panel in cells[:, 0]:
+        for label, name in zip(panel.get_yticklabels(), names, strict=True):
+            label.set_fontweight("bold" if name in highlighted else "normal")
+    for empty in cells.flat[len(clusters) :]:
+        empty.remove()
+    panels[0].invert_yaxis()  # The first bar on top, as in a table; of all panels.
+    save_figure(figure, path, dots_per_inch=_CHART_DOTS_PER_INCH)
+
+
+def _rows_and_columns(count: int) -> tuple[int, int]:
+    """Place some things in as few rows as a page is wide enough for."""
+    rows = -(-count // _MOST_ACROSS)
+    return rows, -(-count // rows)
+
+
+def _draw_bars(
+    panel: Any, lengths: Mapping[str, float | None], highlighted: Collection[str]
+) -> None:
+    colours = [COLOURS[0] if name in highlighted else _GREY for name in lengths]
+    widths = [length or 0.0 for length in lengths.values()]
+    drawn = panel.barh(list(lengths), widths, color=colours)
+    labels = [
+        "not measured" if one is None else f"{one:.3g}" for one in lengths.values()
+    ]
+    panel.bar_label(drawn, labels, padding=3, fontsize=_TEXT_POINTS)
+    panel.tick_params(labelsize=_TEXT_POINTS)
+    panel.tick_params(axis="y", length=0)
+    panel.locator_params(axis="x", nbins=4)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.margins(x=0.28)  # Room for the figure behind the longest bar.
 
 
 def save_lines(
@@ -193,35 +236,36 @@ def save_lines(
         OSError: The file cannot be written.
     """
     figure = import_figure()(
-        figsize=(1.3 * _PANEL_INCHES * len(panels), 3.6), layout="constrained"
+        figsize=(_PAGE_INCHES, _LINES_INCHES), layout="constrained"
     )
     if heading:
-        figure.suptitle(heading, fontsize=11)
+        figure.suptitle(heading, fontsize=_HEADING_POINTS)
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     drawn: dict[str, Any] = {}
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (quantity, lines) in zip(axes, panels.items(), strict=True):
         for name, points in lines.items():
-            colour = f"C{names.index(name)}"
+            colour = COLOURS[names.index(name) % len(COLOURS)]
             (drawn[name],) = axis.loglog(
                 *zip(*points, strict=True), color=colour, marker="o", markersize=4
             )
         ticks = sorted({x for points in lines.values() for x, _ in points})
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.tick_params(labelsize=_TEXT_POINTS)
         axis.minorticks_off()
-        axis.set_xlabel(quantity, fontsize=9)
+        axis.set_xlabel(quantity, fontsize=_TEXT_POINTS)
         axis.grid(color="0.9")
-    axes[0].set_ylabel(unit, fontsize=9)
+    axes[0].set_ylabel(unit, fontsize=_TEXT_POINTS)
     axes[0].yaxis.set_major_formatter("{x:g}")
     figure.legend(
         [drawn[name] for name in names],
         names,
         loc="outside lower center",
-        ncols=len(names),
+        ncols=_rows_and_columns(len(names))[1],
         frameon=False,
-        fontsize=9,
+        fontsize=_TEXT_POINTS,
     )
-    save_figure(figure, path, dots_per_inch=_DOTS_PER_INCH)
+    save_figure(figure, path, dots_per_inch=_CHART_DOTS_PER_INCH)
 
 
 def _draw_overlay(cell: Any, overlay: Overlay) -> None:

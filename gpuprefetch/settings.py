@@ -10,7 +10,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from gpuprefetch.errors import SettingError, SettingTypeError
-from gpuprefetch.kinds import is_array, is_fused_module, is_kornia_module
+from gpuprefetch.kinds import (
+    is_array,
+    is_fused_module,
+    is_hashable,
+    is_kornia_module,
+)
 
 __all__ = ["Settings", "check_source", "parse_device", "parse_int", "resolve_device"]
 
@@ -99,7 +104,7 @@ class Settings:
                 "inputs is an empty tuple. Name at least one index, key or field, or "
                 "pass None for the default input."
             )
-        if any(not _is_hashable(n) or isinstance(n, bool) for n in names):
+        if any(not is_hashable(n) or isinstance(n, bool) for n in names):
             raise SettingTypeError(
                 f"inputs must be an index, a key, a field name, or a tuple of those, "
                 f"got {self.inputs!r}. Pass inputs=0 or inputs='image', for example."
@@ -119,15 +124,6 @@ def _takes_images(function: object) -> bool:
         return False
     members = cast(nn.Module, function).modules()
     return all(getattr(member, "data_keys", ()) is not None for member in members)
-
-
-def _is_hashable(name: object) -> bool:
-    """Tell by trying: a tuple says that it is, and may hold a list."""
-    try:
-        hash(name)
-    except TypeError:
-        return False
-    return True
 
 
 def check_source(source: object) -> None:

@@ -14,15 +14,13 @@ from gpuprefetch import ranges
 from gpuprefetch.errors import SettingError, TraceError
 from gpuprefetch.grouping import StepWork
 from gpuprefetch.overlap import BatchWork, Overlap
-from gpuprefetch.plot import import_figure, save_figure
+from gpuprefetch.plot import COLOURS, import_figure, save_figure
 from gpuprefetch.trace import GpuWork, Trace
 
 __all__ = ["save_timeline"]
 
 Look = Literal["copy", "transform", "step", "span", "pack"]
 
-# Told apart also by those who see few colours (Okabe and Ito's palette).
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _STYLES: dict[Look, dict[str, Any]] = {
     "copy": {"hatch": "////", "alpha": 0.55},
     "transform": {"alpha": 1.0},
@@ -290,7 +288,7 @@ def _draw_rows(
 def _draw_bar(
     panel: Any, place: int, bar: _Bar, window: tuple[float, float], origin: float
 ) -> None:
-    colour = _GREY if bar.batch is None else _COLOURS[bar.batch % len(_COLOURS)]
+    colour = _GREY if bar.batch is None else COLOURS[bar.batch % len(COLOURS)]
     start, width = (bar.start_us - origin) / 1e3, (bar.end_us - bar.start_us) / 1e3
     panel.barh(
         place,

@@ -3,6 +3,7 @@
 import itertools
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,19 @@ def test_the_axes_go_as_far_as_they_should() -> None:
     assert max(scale._LEAVES) == 200
     assert scale._DEPTHS == (1, 2, 4, 8)
     assert max(scale._SOAKS.values()) == 100_000
+
+
+def test_the_table_says_which_soak_ended_before_its_number(record: Record) -> None:
+    cases = (
+        scale._soak_case(name, _samples()[:34], asked=asked)
+        for name, asked in (("short", 100_000), ("whole", 85_000))
+    )
+    shown = scale._soak_table(replace(record, cases=tuple(cases)))
+    assert "| short | 85,000 of 100,000: 8 s were over |" in shown
+    assert "| whole | 85,000 |" in shown
+
+
+def test_a_soak_leaves_time_for_the_rest_of_its_suite() -> None:
+    assert set(scale._SOAK_LIMIT_S) == set(scale._SOAKS)
+    # All that grows took 23 s on an H200.
+    assert sum(scale._SOAK_LIMIT_S.values()) + 2 * 23 <= scale.SUITE.budget_s

@@ -43,7 +43,7 @@ _TINY_SIZES = {16: 2, 32: 2}
 _LEAF_SHAPE = (32, 64)  # float32: 8 KB, so that the number of leaves is what counts.
 
 _SOAKS = {"copy and float, pageable": 100_000, "fused, pinned": 20_000}
-_SOAK_LIMIT_S = {"copy and float, pageable": 22.0, "fused, pinned": 9.0}
+_SOAK_LIMIT_S = {"copy and float, pageable": 32.0, "fused, pinned": 9.0}
 
 
 # Growth #
@@ -310,7 +310,7 @@ def _soak_table(record: Record) -> str:
     rows = [
         [
             case.name,
-            f"{case.extra['batches']:,}",
+            _length(case),
             f"{1e6 / case.steps_per_s:.0f}",
             *(
                 f"{float(case.extra[f'{kind}_growth_bytes'] or 0) / 1e3:.0f}"
@@ -322,6 +322,14 @@ def _soak_table(record: Record) -> str:
     ]
     head = ["", "batches", "us each", "device, kB", "pinned, kB", "process, kB"]
     return table(head, rows)
+
+
+def _length(case: Case) -> str:
+    """How many batches a soak had, and was to have if its time was over before."""
+    batches, asked = case.extra["batches"], case.extra["batches_asked_for"]
+    if batches == asked:
+        return f"{batches:,}"
+    return f"{batches:,} of {asked:,}: {case.extra['seconds']:.0f} s were over"
 
 
 def _tables(record: Record) -> dict[str, str]:
@@ -346,7 +354,7 @@ def _plots(record: Record, folder: Path) -> None:
 SUITE = Suite(
     name="scale",
     title="how cost grows with batch, image, leaves and depth; and a soak",
-    budget_s=80.0,
+    budget_s=90.0,
     run=_run,
     tables=_tables,
     plots=_plots,

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from gpuprefetch.augment.capture import Captured, capture, replay
 from gpuprefetch.augment.fused import FusedAugmentation
 from gpuprefetch.errors import SettingError
-from gpuprefetch.kinds import is_kornia_module
+from gpuprefetch.kinds import is_hashable, is_kornia_module
 
 __all__ = ["GraphedTransform"]
 
@@ -208,17 +208,9 @@ def _why_not(leaves: list[Any], tensors: list[Tensor]) -> str:
         if isinstance(leaf, Tensor):
             if type(leaf) not in (Tensor, nn.Parameter) or leaf.layout != torch.strided:
                 return f"a {type(leaf).__name__} with layout {leaf.layout} was passed"
-        elif not _is_hashable(leaf):
+        elif not is_hashable(leaf):
             return f"a {type(leaf).__name__} was passed, which may change unseen"
     return ""
-
-
-def _is_hashable(leaf: object) -> bool:
-    try:
-        hash(leaf)
-    except TypeError:
-        return False
-    return True
 
 
 def _signature(

@@ -112,7 +112,7 @@ class GeometryLowering:
         is_interpolated = any("BILINEAR" in kind for kind in kinds)
         fills = self.fills or [(0.0,) * self.variant.channels]
         return {
-            "STAGE_16": int(self._fits_16(fills) and not tile.stages_floats),
+            "STAGE_16": int(self._can_stage_16(fills) and not tile.stages_floats),
             "PLAN_STAGE_TEXELS": tile.stage_texels if is_interpolated else 0,
             "PLAN_LEVELS": len(kinds),
             "PLAN_KINDS": ", ".join(kinds) or "{BILINEAR, ZEROS, true, 0}",
@@ -126,11 +126,11 @@ class GeometryLowering:
             "PLAN_STEPS": " ".join(self.calls),
         }
 
-    def _fits_16(self, fills: Sequence[tuple[float, ...]]) -> bool:
+    def _can_stage_16(self, fills: Sequence[tuple[float, ...]]) -> bool:
         """Whether what is staged is exact in 16 bits, padding included."""
         is_constant = self.padding == "MARGIN_CONSTANT"
-        staged = fills[self.padding_fill] if is_constant else ()
-        return all(_fits_16(value, self.variant.source) for value in (0.0, *staged))
+        staged = (0.0, *(fills[self.padding_fill] if is_constant else ()))
+        return all(_is_exact_in_16(value, self.variant.source) for value in staged)
 
 
 def _lower(low: GeometryLowering, step: Geometric, columns: Mapping[str, int]) -> None:
@@ -228,7 +228,7 @@ def _skip(columns: Mapping[str, int]) -> str:
     return f"(pack[{columns['skip']}] != 0.0f)" if "skip" in columns else "false"
 
 
-def _fits_16(value: float, source: Pixel) -> bool:
+def _is_exact_in_16(value: float, source: Pixel) -> bool:
     """Whether a value beyond the canvas is exact in the 16 bits a source stages in."""
     if source in ("u8", "f16"):
         return abs(value) < 65504 and struct.unpack("e", struct.pack("e", value)) == (

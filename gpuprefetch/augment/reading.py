@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,14 @@ from gpuprefetch.augment.steps import (
 __all__ = [
     "Bounds",
     "frame_of",
+    "frame_of_size",
     "is_whole",
     "places",
     "read",
     "read_exact",
     "reading_of",
     "reflect",
+    "window_of",
 ]
 
 
@@ -44,9 +47,24 @@ class Bounds:
 
 
 def frame_of(image: Tensor) -> Bounds:
+    """The whole of each image."""
     height, width = image.shape[-2:]
-    start = torch.zeros((image.shape[0], 1, 1), device=image.device)
-    return Bounds((start, start + (width - 1)), (start, start + (height - 1)))
+    return frame_of_size((height, width), image)
+
+
+def frame_of_size(size: Size, like: Tensor) -> Bounds:
+    """The whole of images of that size, as many as ``like`` has samples."""
+    start = torch.zeros((like.shape[0], 1, 1), device=like.device)
+    return Bounds((start, start + (size[1] - 1)), (start, start + (size[0] - 1)))
+
+
+def window_of(pack: Tensor, columns: Mapping[str, int]) -> Bounds:
+    """The part of each image that a ``ResizedCrop`` cuts out."""
+    left, top, width, height = (
+        pack[:, columns[name], None, None]
+        for name in ("left", "top", "width", "height")
+    )
+    return Bounds((left, left + width - 1), (top, top + height - 1))
 
 
 def is_whole(step: Step) -> bool:

@@ -20,13 +20,13 @@ from gpuprefetch.augment.geometry import backward_map
 from gpuprefetch.augment.launches import split_launches
 from gpuprefetch.augment.plan import Outside, Plan, Resampling
 from gpuprefetch.augment.reading import (
-    Bounds,
     frame_of,
     is_whole,
     places,
     read,
     read_exact,
     reading_of,
+    window_of,
 )
 from gpuprefetch.augment.single import Chain, apply_once
 from gpuprefetch.augment.steps import (
@@ -114,11 +114,7 @@ def _apply(
             shift = matrix.new_tensor([[0, 0, margins[0]], [0, 0, margins[2]]])
             matrix, bounds = matrix + shift, frame_of(image)
     elif isinstance(step, ResizedCrop):
-        left, top, width, height = (
-            pack[:, columns[name], None, None]
-            for name in ("left", "top", "width", "height")
-        )
-        bounds = Bounds((left, left + width - 1), (top, top + height - 1))
+        bounds = window_of(pack, columns)
     if interpolation == "exact":
         return read_exact(image, matrix, step.output_size(size), bounds)
     u, v = places(matrix, step.output_size(size))

@@ -12,13 +12,14 @@ from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.geometry import backward_map, compose
 from gpuprefetch.augment.plan import Outside
 from gpuprefetch.augment.reading import (
-    Bounds,
     frame_of,
+    frame_of_size,
     is_whole,
     places,
     read,
     reading_of,
     reflect,
+    window_of,
 )
 from gpuprefetch.augment.steps import (
     Affine,
@@ -100,8 +101,7 @@ def _enter(
 
     Returns the place, how much of it lies inside (None: all), and what lies outside.
     """
-    start = torch.zeros((u.shape[0], 1, 1), device=u.device)
-    bounds = Bounds((start, start + (size[1] - 1)), (start, start + (size[0] - 1)))
+    bounds = frame_of_size(size, u)
     border: str = reading_of(step)[1]
     fill: tuple[float, ...] = (0.0,)
     align_corners = True
@@ -111,11 +111,7 @@ def _enter(
         modes = {"constant": "fill", "reflect": "reflection", "replicate": "border"}
         border, fill = modes[step.padding_mode], step.fill
     elif isinstance(step, ResizedCrop):
-        left, top, width, height = (
-            pack[:, columns[name], None, None]
-            for name in ("left", "top", "width", "height")
-        )
-        bounds = Bounds((left, left + width - 1), (top, top + height - 1))
+        bounds = window_of(pack, columns)
     inside: Tensor | None = None
     if border in ("zeros", "fill"):
         fill = fill if border == "fill" else (0.0,)
