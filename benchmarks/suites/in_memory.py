@@ -49,9 +49,12 @@ KORNIA_SIDE = "Kornia, one batch ahead on a side stream"
 KORNIA_THREAD = "Kornia on a background thread, side stream"
 UNFUSED = "ours, Kornia chain that does not fuse"
 OWN_METHODS = "ours, the same with methods of its own"
+GRAPHED = "ours, chain that does not fuse, graphed"
+METHODS_GRAPHED = "ours, with methods of its own, graphed"
 DALI = "DALI, external source"
 # All rounds; the others two.
-_PROMISED = {BOUND, KORNIA_THREAD, UNFUSED, OWN_METHODS, CHAINED}
+_UNFUSED = (UNFUSED, GRAPHED, OWN_METHODS, METHODS_GRAPHED)
+_PROMISED = {BOUND, KORNIA_THREAD, *_UNFUSED, CHAINED}
 
 
 def groups(place: Place) -> Iterator[Group]:
@@ -79,6 +82,8 @@ def _group(
     by_hand = workloads.batch_chain(size, scale=False)
     kornia = kornia_function(size)
     vision = workloads.worker_chain(size)
+    graphed = fuse(own_subclasses_chain(size), kept="graphed")
+    methods_graphed = fuse(own_methods_chain(size), kept="graphed")
     variants |= {
         SEED_SERIAL: over(lambda: pipelines.plain(source, device, by_hand)),
         SEED_PIPELINED: lambda step: TwoStreamLoop(source, by_hand, step, device),
@@ -98,6 +103,10 @@ def _group(
         ),
         OWN_METHODS: over(
             lambda: pipelines.stream_prefetch(source, device, own_methods_chain(size))
+        ),
+        GRAPHED: over(lambda: pipelines.stream_prefetch(source, device, graphed)),
+        METHODS_GRAPHED: over(
+            lambda: pipelines.stream_prefetch(source, device, methods_graphed)
         ),
         CHAINED: over(lambda: pipelines.stream_prefetch(source, device, chain)),
         SINGLE: over(
@@ -135,10 +144,10 @@ def _promises(batch_size: int) -> list[Promise]:
         )
     ]
     if batch_size != 128:
-        name = "a Kornia chain that does not fuse / bound"
-        promises.append(Promise(name, UNFUSED, BOUND, at_least=0.46, aim=0.75))
-        name = "a Kornia chain with methods of its own / bound"
-        promises.append(Promise(name, OWN_METHODS, BOUND, at_least=0.46, aim=0.75))
+        promises += [
+            Promise(f"{name} / bound", name, BOUND, at_least=0.46, aim=0.75)
+            for name in _UNFUSED
+        ]
     return promises
 
 
@@ -152,7 +161,17 @@ def _omissions() -> list[Omission]:
 
 
 _SHOWN = (
-    *(BOUND, SEED_PIPELINED, KORNIA, KORNIA_THREAD, DALI, UNFUSED, CHAINED, SINGLE),
+    *(
+        BOUND,
+        SEED_PIPELINED,
+        KORNIA,
+        KORNIA_THREAD,
+        DALI,
+        UNFUSED,
+        GRAPHED,
+        CHAINED,
+        SINGLE,
+    ),
     *(PLAIN, TIMM, OURS_COPY),
 )
 

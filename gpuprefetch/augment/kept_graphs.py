@@ -119,7 +119,8 @@ class GraphedMember:
                 if not why:
                     return graph
         except TransformError as error:
-            why = str(error.__cause__ or error).splitlines()[0]
+            first = str(error.__cause__ or error).splitlines()[0].split(". ")[0]
+            why = f"it cannot be captured ({first})"
         self.why_eager = why
         name = type(self._module).__name__
         _logger.warning("%s runs without a CUDA graph: %s.", name, why)
@@ -188,8 +189,12 @@ def _places(drawn: dict[str, Tensor]) -> Iterator[Place]:
 
 
 def _on_device(module: nn.Module, device: torch.device) -> nn.Module:
-    """A copy whose constants lie on the device: a graph copies none from the host."""
+    """A copy that neither copies constants from the host nor reads numbers there."""
+    # Imports Kornia, which whoever has a module of its has imported already.
+    from gpuprefetch.augment.kornia_adapter import skip_host_reads
+
     applying: Any = copy.deepcopy(module).to(device)
+    skip_host_reads(applying)
     flags = getattr(applying, "flags", None)
     if isinstance(flags, dict):
         applying.flags = {

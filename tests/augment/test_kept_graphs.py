@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from gpuprefetch.augment import kept_graphs
 from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.kept_graphs import GraphedMember
+from gpuprefetch.augment.kornia_adapter import blur_unchecked, skip_host_reads
 from gpuprefetch.errors import SettingError, TransformError
 from gpuprefetch.seeding import generators_seeded
 
@@ -116,7 +117,7 @@ def test_one_graph_for_each_kind_of_images_and_at_most_four(graphs: Graphs) -> N
 def test_a_capture_that_fails_leaves_the_member_as_it_is(
     graphs: Graphs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graphs.error = TransformError("it cannot be captured")
+    graphs.error = TransformError("it waits for the device. It must not.\nMore.")
     module = gamma()
     member, images = GraphedMember(module), torch.rand(SHAPE)
     with caplog.at_level(logging.WARNING, logger="gpuprefetch"):
@@ -124,7 +125,7 @@ def test_a_capture_that_fails_leaves_the_member_as_it_is(
             numbers = drawn(module)
             expected = module(images, params=numbers)
             assert torch.equal(member(images, numbers), expected)
-    assert member.why_eager == "it cannot be captured"
+    assert member.why_eager == "it cannot be captured (it waits for the device)"
     assert len(caplog.records) == 1
     assert "RandomGamma runs without a CUDA graph" in caplog.text
 
@@ -164,6 +165,21 @@ def test_a_graph_whose_numbers_are_frozen_is_not_used(
     member = GraphedMember(module)
     assert torch.equal(member(images, numbers), module(images, params=numbers))
     assert "other images than the member for other numbers" in member.why_eager
+
+
+@pytest.mark.parametrize("is_separable", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_blur_does_not_look_at_its_sigmas_and_is_kornias(
+    is_separable: bool, dtype: torch.dtype
+) -> None:
+    module = K.RandomGaussianBlur((3, 5), (0.3, 2.0), separable=is_separable, p=1.0)
+    images, numbers = torch.rand(4, 3, 9, 8).to(dtype), drawn(module, (4, 3, 9, 8))
+    expected = module(images, params=numbers)
+    applying: Any = copy.deepcopy(module)
+    skip_host_reads(applying)
+    assert applying._gaussian_blur2d_fn is blur_unchecked
+    result = applying(images, params=numbers)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6)
 
 
 def test_the_users_generators_do_not_notice_a_capture(graphs: Graphs) -> None:
