@@ -204,7 +204,10 @@ def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
             "Fewer, larger operations: a Kornia chain as transform= runs as one "
             "kernel; gpuprefetch.augment.GraphedTransform(fn) replays any other."
         )
-    return figure, f"The chain is {stats.fusion}. Leave out what is not fused."
+    graphs = ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"
+    if "graph" in stats.fusion:
+        graphs = ""
+    return figure, f"The chain is {stats.fusion}. Leave out what is not fused{graphs}."
 
 
 def _explain_transform_device(stats: LoaderStats) -> tuple[str, str]:

@@ -328,8 +328,12 @@ class FusedAugmentation(nn.Module):
     @property
     def summary(self) -> str:
         """``"fused"``, or that and which members are not, and why."""
-        graphs = f"; {self.graphs}" if self.graphs is not None else ""
-        return describe_members(self.members) + graphs
+        text = describe_members(self.members)
+        if self.graphs is not None:
+            return f"{text}; {self.graphs}"
+        if self.kept == "graphed":
+            return f"{text}; without graphs: Kornia runs the module as a whole"
+        return text
 
     @property
     def num_launches(self) -> int:

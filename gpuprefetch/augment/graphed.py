@@ -188,7 +188,9 @@ def _require_no_host_draws(fn: Callable[..., Any]) -> None:
         if isinstance(member, FusedAugmentation) or is_kornia_module(member):
             raise SettingError(
                 f"a graph would repeat the numbers that {type(member).__name__} draws "
-                "on the host. Pass the augmentation as transform= itself: it fuses."
+                "on the host. Pass the augmentation as transform= itself: it fuses. "
+                "Where it does not, fuse(augmentation, kept='graphed') draws them for "
+                "each batch."
             )
 
 
