@@ -5,14 +5,15 @@ Code that runs once a step finds the processor's caches full of the model's. To 
 seven figures of one batch there takes longer than to count those of fifty batches
 afterwards. So ``next`` leaves two *readings*: one when it is called, one when it gives
 a batch. The figures are the differences between them. A call that gives none, since the
-source ended or something failed, leaves the first alone.
+source ended or something failed, leaves the first alone. Whoever pulls a batch from the
+source leaves how long that took.
 """
 
 from collections import deque
 
 from gpuprefetch.histogram import Histogram, Spread
 
-__all__ = ["Called", "Returned", "Times"]
+__all__ = ["Called", "Reading", "Returned", "Times"]
 
 Called = tuple[float, int]
 """When ``next`` was called, in seconds, and how many batches were in hand then."""
@@ -20,6 +21,9 @@ Called = tuple[float, int]
 Returned = tuple[float, float, float, float, float]
 """When ``next`` gave a batch; then the totals of the pass so far: waiting for the
 source, waiting for the device, the transform on the host, packing. In seconds."""
+
+Reading = Called | Returned | float
+"""A number is how long the source took for a batch, in seconds."""
 
 
 class Times:
@@ -60,17 +64,19 @@ class Times:
         spreads["queue_depth"] = self.queue_depth.spread(is_whole=True)
         return spreads
 
-    def take(self, readings: deque[Called | Returned], *, is_threaded: bool) -> None:
+    def take(self, readings: deque[Reading], *, is_threaded: bool) -> None:
         """Count readings and drop them, oldest first; see [Note: Readings].
 
         Args:
             readings: May grow meanwhile.
             is_threaded: A thread pulls the source and packs batches; else the loop's
-                own does while it asks the source.
+                own does.
         """
         while readings:
             reading = readings.popleft()
-            if len(reading) == 2:
+            if isinstance(reading, float):
+                self.pull_ms.add(reading * 1e3)
+            elif len(reading) == 2:
                 self._add_call(*reading)
             else:
                 self._add_return(reading, is_threaded=is_threaded)
@@ -92,14 +98,13 @@ class Times:
             return
         _, source_total_s, device_total_s, transform_total_s, pin_total_s = reading
         _, source_before_s, device_before_s, transform_before_s, pin_before_s = before
-        pin_s = 0.0 if is_threaded else pin_total_s - pin_before_s
-        source_s = source_total_s - source_before_s - pin_s
+        source_s = source_total_s - source_before_s
         device_s = device_total_s - device_before_s
         self.source_wait_ms.add(source_s * 1e3)
         self.device_wait_ms.add(device_s * 1e3)
         self.loader_ms.add((next_s - source_s - device_s) * 1e3)
         # Parts of that, of the same batches; not measured where there is none.
         if pin_total_s and not is_threaded:
-            self.pin_ms.add(pin_s * 1e3)
+            self.pin_ms.add((pin_total_s - pin_before_s) * 1e3)
         if transform_total_s:
             self.transform_host_ms.add((transform_total_s - transform_before_s) * 1e3)
