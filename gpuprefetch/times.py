@@ -9,7 +9,7 @@ source ended or something failed, leaves the first alone. Whoever pulls a batch 
 source leaves how long that took.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 
 from gpuprefetch.histogram import Histogram, Spread
 
@@ -40,6 +40,8 @@ class Times:
         self._called_s = 0.0
         self._before: Returned = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._num_returned = 0
+        # By figure: taken from readings, and about to be counted, many at a time.
+        self._new: defaultdict[str, list[float]] = defaultdict(list)
         # In ms #
         self.period_ms = Histogram()
         self.between_ms = Histogram()
@@ -75,36 +77,43 @@ class Times:
         while readings:
             reading = readings.popleft()
             if isinstance(reading, float):
-                self.pull_ms.add(reading * 1e3)
+                self._new["pull_ms"].append(reading * 1e3)
             elif len(reading) == 2:
-                self._add_call(*reading)
+                self._take_call(*reading)
             else:
-                self._add_return(reading, is_threaded=is_threaded)
+                self._take_return(reading, is_threaded=is_threaded)
+        for name, values in self._new.items():
+            figure: Histogram = getattr(self, name)
+            figure.add_all(values)
+            values.clear()
 
-    def _add_call(self, called_s: float, queued: int) -> None:
+    def _take_call(self, called_s: float, queued: int) -> None:
+        new = self._new
         if self._num_returned:
-            self.queue_depth.add(queued)
+            new["queue_depth"].append(queued)
         if self._num_returned > 1:
-            self.between_ms.add((called_s - self._before[0]) * 1e3)
-            self.period_ms.add((called_s - self._called_s) * 1e3)
+            new["between_ms"].append((called_s - self._before[0]) * 1e3)
+            new["period_ms"].append((called_s - self._called_s) * 1e3)
         self._called_s = called_s
 
-    def _add_return(self, reading: Returned, *, is_threaded: bool) -> None:
+    def _take_return(self, reading: Returned, *, is_threaded: bool) -> None:
         before, self._before = self._before, reading
         next_s = reading[0] - self._called_s
         self._num_returned += 1
         if self._num_returned == 1:
             self.first_s = next_s
             return
+        new = self._new
         _, source_total_s, device_total_s, transform_total_s, pin_total_s = reading
         _, source_before_s, device_before_s, transform_before_s, pin_before_s = before
         source_s = source_total_s - source_before_s
         device_s = device_total_s - device_before_s
-        self.source_wait_ms.add(source_s * 1e3)
-        self.device_wait_ms.add(device_s * 1e3)
-        self.loader_ms.add((next_s - source_s - device_s) * 1e3)
+        new["source_wait_ms"].append(source_s * 1e3)
+        new["device_wait_ms"].append(device_s * 1e3)
+        new["loader_ms"].append((next_s - source_s - device_s) * 1e3)
         # Parts of that, of the same batches; not measured where there is none.
         if pin_total_s and not is_threaded:
-            self.pin_ms.add((pin_total_s - pin_before_s) * 1e3)
+            new["pin_ms"].append((pin_total_s - pin_before_s) * 1e3)
         if transform_total_s:
-            self.transform_host_ms.add((transform_total_s - transform_before_s) * 1e3)
+            transform_s = transform_total_s - transform_before_s
+            new["transform_host_ms"].append(transform_s * 1e3)

@@ -20,10 +20,13 @@ class FakeClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 0.0
+        self.num_looks = 0
+        """How often somebody has looked at it."""
         for module in (meter, probe, puller, stages):
             monkeypatch.setattr(module, "perf_counter", self._look)
 
     def _look(self) -> float:
+        self.num_looks += 1
         self._now_s += _LOOK_S
         return self._now_s
 
