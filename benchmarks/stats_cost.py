@@ -4,7 +4,9 @@
 
 The loader as it is takes turns with one whose meter does nothing. Held to less than 1 %
 of a training step, and to 10 us of ``next()``, of which the counting of readings, done
-for many batches at once, is timed on its own. A figure that is negative is noise.
+for many batches at once, is timed on its own. A figure that is negative is noise. What
+the meter's empty methods take is in neither, nor are two looks at the clock around the
+source's own code.
 """
 
 import statistics

@@ -52,10 +52,16 @@ class Histogram:
 
     def add(self, value: float) -> None:
         """Count one value."""
-        self.add_all((value,))
+        count, total = self._counted
+        if _LEAST < value < _MOST:
+            self._bins[int(log2(value) * _BINS_PER_OCTAVE + _SHIFT)] += 1
+        else:
+            self._bins[0 if value <= _LEAST else -1] += 1
+        self._counted = (count + 1, total + value)
 
+    # Written out, since a call for each takes longer than all else here.
     def add_all(self, values: Sequence[float]) -> None:
-        """Count values; for many, each takes half as long as with :meth:`add`."""
+        """Count many values: the same as :meth:`add` for each, and quicker."""
         bins = self._bins
         for value in values:
             if _LEAST < value < _MOST:
