@@ -92,7 +92,8 @@ class Epoch(Iterator[Batch], Generic[Batch]):
         self._fill()
         if self._is_closed:  # By a signal handler, meanwhile.
             raise self._why_closed()
-        self._meter.note_in_flight(self._in_flight)
+        if self._meter.is_looking:
+            self._meter.note_in_flight(self._in_flight)
         batch = self._yield_oldest()
         self._meter.end_next()
         return batch
@@ -129,11 +130,18 @@ class Epoch(Iterator[Batch], Generic[Batch]):
             self._next_index += 1
 
     def _take(self, *, may_wait: bool) -> Entry | None:
-        # An inline feeder pulls the source, and fills a slot, before `take` returns.
-        if may_wait or self._feeder.is_inline:
+        feeder = self._feeder
+        if feeder.is_inline:
+            # The source's code runs, and a slot is filled, before `take` returns.
             self._transfer.wait_before_pull()
-        with self._meter.waiting_for_source:
-            return self._feeder.take(may_wait=may_wait)
+            with self._meter.pulling:
+                return feeder.take(may_wait=may_wait)
+        if may_wait:
+            self._transfer.wait_before_pull()
+            if not feeder.num_ready:
+                with self._meter.waiting_for_source:
+                    return feeder.take(may_wait=True)
+        return feeder.take(may_wait=may_wait)
 
     def _yield_oldest(self) -> Batch:
         oldest = self._in_flight.popleft()

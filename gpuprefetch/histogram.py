@@ -5,6 +5,7 @@ is off by 2.2 % at most, which is less than two runs differ by.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import log2
@@ -38,24 +39,37 @@ class Spread:
 class Histogram:
     """Takes one value a batch, in any unit, from 1e-4 to 1e9.
 
-    Written by one thread; another may read it meanwhile and misses the newest value.
+    Written by one thread; another may read it meanwhile and misses the newest values.
     """
 
-    __slots__ = ("_bins", "_total", "count")
+    __slots__ = ("_bins", "_counted")
 
     def __init__(self) -> None:
         self._bins = [0] * _NUM_BINS
-        self._total = 0.0
-        self.count = 0
+        # How many values, and their sum: one object, so that whoever reads it while
+        # values are added gets two numbers that belong together.
+        self._counted = (0, 0.0)
 
     def add(self, value: float) -> None:
-        """Count one value; takes a third of a microsecond."""
-        self.count += 1
-        self._total += value
+        """Count one value."""
+        count, total = self._counted
         if _LEAST < value < _MOST:
             self._bins[int(log2(value) * _BINS_PER_OCTAVE + _SHIFT)] += 1
         else:
             self._bins[0 if value <= _LEAST else -1] += 1
+        self._counted = (count + 1, total + value)
+
+    # Written out, since a call for each takes longer than all else here.
+    def add_all(self, values: Sequence[float]) -> None:
+        """Count many values: the same as :meth:`add` for each, and quicker."""
+        bins = self._bins
+        for value in values:
+            if _LEAST < value < _MOST:
+                bins[int(log2(value) * _BINS_PER_OCTAVE + _SHIFT)] += 1
+            else:
+                bins[0 if value <= _LEAST else -1] += 1
+        count, total = self._counted
+        self._counted = (count + len(values), total + sum(values))
 
     def spread(self, *, is_whole: bool = False) -> Spread:
         """Sum up what was counted.
@@ -63,13 +77,14 @@ class Histogram:
         Args:
             is_whole: Values are whole numbers below 20: give percentiles as such.
         """
-        if self.count == 0:
+        count, total = self._counted
+        if count == 0:
             return Spread()
         reached = list(accumulate(self._bins))
         p50, p99 = (_percentile(reached, share) for share in (0.5, 0.99))
         if is_whole:
             p50, p99 = float(round(p50)), float(round(p99))
-        return Spread(self._total / self.count, p50, p99, self.count)
+        return Spread(total / count, p50, p99, count)
 
 
 def _percentile(reached: list[int], share: float) -> float:

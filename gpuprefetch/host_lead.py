@@ -9,6 +9,7 @@ idle (measured: the same speed with and without the bound).
 """
 
 import collections
+from contextlib import AbstractContextManager
 from time import perf_counter
 
 import torch
@@ -39,12 +40,17 @@ class HostLead:
         # Fired, to be recorded again: making an event takes longer.
         self._spare: list[Event] = []
 
-    def wait_in_bounds(self) -> None:
-        """Pause while too many steps are unfinished."""
+    def wait_in_bounds(self, waiting: AbstractContextManager[object]) -> None:
+        """Pause while too many steps are unfinished.
+
+        Args:
+            waiting: Entered around each pause, and only there.
+        """
         while len(self._steps) > self._most_steps:
             step_begun = self._steps.popleft()
-            if not step_begun.query() and not _fires_soon(step_begun):
-                step_begun.synchronize()
+            if not step_begun.query():
+                with waiting:
+                    _wait_for(step_begun)
             self._spare.append(step_begun)
 
     def enqueue_step_event(self, consumer: Stream) -> None:
@@ -52,6 +58,11 @@ class HostLead:
         event = self._spare.pop() if self._spare else make_sleeping_event(self._device)
         event.record(consumer)
         self._steps.append(event)
+
+
+def _wait_for(event: Event) -> None:
+    if not _fires_soon(event):
+        event.synchronize()
 
 
 def _fires_soon(event: Event) -> bool:

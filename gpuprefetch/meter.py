@@ -5,6 +5,9 @@ Nothing here waits for the device: timing events are asked whether they are done
 read then; see [Note: Which batches count]. What the clock showed is counted later; see
 [Note: Readings] in ``times``.
 
+What a pass calls at each batch does next to nothing at most of them: all that can wait
+is done at every eighth, in :meth:`Meter._look`.
+
 Threads: ``note_pull`` and ``pinning`` belong to the thread that pulls the source, but
 for the histogram of the latter, which the loop sets once; ``snapshot`` to any, all else
 to the loop's. Memory is bounded, however long a pass is.
@@ -25,7 +28,7 @@ from gpuprefetch.move import num_bytes_of
 from gpuprefetch.stages import Shown, Stage
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import SideStream, Stream, TimingEvent
-from gpuprefetch.times import Called, Returned, Times
+from gpuprefetch.times import Reading, Times
 
 __all__ = ["Meter"]
 
@@ -36,7 +39,7 @@ _ONE_IN = 8
 # Measurements whose events have not fired yet: the host is never so many steps ahead.
 _MOST_PENDING = 64
 
-# Readings of the clock that are counted together, two a batch. The oldest are dropped
+# Readings of the clock that are counted together, three a batch. The oldest are dropped
 # where more have piled up: Ctrl-C may have come between a lock and its release.
 _READINGS_AT_ONCE = 128
 _MOST_READINGS = 16 * _READINGS_AT_ONCE
@@ -69,18 +72,23 @@ class Meter:
         """Bytes of dense tensors issued to the device; added to by the transfer."""
         self.is_threaded = False
         """A thread pulls the source; set before the first batch."""
+        self.is_looking = False
+        """The loop's ``next`` is the first, or one that has timing events: to be asked
+        before :meth:`note_in_flight` and :meth:`end_stall`."""
         self.is_over = False
         """The pass has ended, in whichever way."""
         self._on_first_batches = on_first_batches
         self._times = Times()
         # Written by the loop, counted and dropped by whoever holds the lock: the loop,
         # or a thread that asks for figures.
-        self._readings: deque[Called | Returned] = deque(maxlen=_MOST_READINGS)
+        self._readings: deque[Reading] = deque(maxlen=_MOST_READINGS)
         self._counting = Lock()
         self._device_bytes = 0
         # Stages #
         self.pinning = Stage(ranges.PIN)
         self.waiting_for_source = Stage(ranges.WAIT)
+        # The same where the loop's thread pulls, which `note_pull` times.
+        self.pulling = Shown(ranges.WAIT)
         self.waiting_for_device = Stage("")
         self.copying = Shown(ranges.COPY)
         self.transforming = Stage(ranges.TRANSFORM)
@@ -102,14 +110,20 @@ class Meter:
     def begin_next(self, queued: int) -> None:
         """The loop asks for a batch, while ``queued`` are in hand."""
         self._readings.append((perf_counter(), queued))
+        yielded = self.yielded
+        self.is_looking = not yielded
+        if yielded < _ALL_UP_TO or yielded % _ONE_IN == 0:
+            self._look()
+
+    def _look(self) -> None:
+        # Here and not after the batch, since it is then a part of `loader_ms`.
         if len(self._readings) >= _READINGS_AT_ONCE:
-            self._count_readings()  # Here, since it is then a part of `loader_ms`.
+            self._count_readings()
         self._stall_begun = None
-        if self.yielded:
-            if self._pending:
-                self._read_fired()
-            if self._issued and self._samples(self.yielded):
-                self._begin_stall()
+        if self._pending:
+            self._read_fired()
+        if self.yielded and self._issued and len(self._pending) < _MOST_PENDING:
+            self._begin_stall()
 
     def end_next(self) -> None:
         """The loop gets its batch."""
@@ -122,16 +136,18 @@ class Meter:
                 self.pinning.total_s,
             )
         )
-        if not self.yielded and self.is_threaded:
-            self.pinning.times_ms = self._times.pin_ms
-        self.yielded += 1
-        if self.yielded == _FIRST_BATCHES:
+        self.yielded = yielded = self.yielded + 1
+        if yielded == _FIRST_BATCHES:
             self._look_at_first_batches()
+        elif yielded == 1 and self.is_threaded:
+            self.pinning.times_ms = self._times.pin_ms
 
-    def note_pull(self, seconds: float) -> None:
-        """The source gave a batch after that time."""
-        if self.yielded:
-            self._times.pull_ms.add(seconds * 1e3)
+    def note_pull(self, seconds: float, is_batch: bool = True) -> None:
+        """The source gave a batch after that time, or ended or failed."""
+        if not self.is_threaded:
+            self.waiting_for_source.total_s += seconds
+        if is_batch and self.yielded:
+            self._readings.append(seconds)
 
     def end_pass(self) -> None:
         """The source ended; there is no further batch."""
@@ -146,27 +162,34 @@ class Meter:
 
     # On the device #
 
-    def begin_copy(self, side: SideStream) -> None:
-        """Copies are about to be issued on the side stream."""
-        self._copy = None
+    def begin_copy(self, side: SideStream) -> bool:
+        """Copies are about to be issued on the side stream.
+
+        Returns:
+            Whether :meth:`end_copy` and :meth:`end_transform` are to be called.
+        """
+        place, self._issued = self._issued, self._issued + 1
+        if place >= _ALL_UP_TO and place % _ONE_IN:
+            return False
         # Not of those before the first is yielded: they load kernels and choose
         # algorithms.
-        if self.yielded and self._samples(self._issued):
-            begun = side.record_timing(self._spare)
-            self._copy = _TimedCopy(begun, -self.copied_bytes)
-        self._issued += 1
+        if not self.yielded or len(self._pending) >= _MOST_PENDING:
+            return False
+        begun = side.record_timing(self._spare)
+        self._copy = _TimedCopy(begun, -self.copied_bytes)
+        return True
 
     def end_copy(self, side: SideStream) -> None:
         """The copies have been issued, and counted in ``copied_bytes``."""
-        if self._copy is not None:
-            self._copy.num_bytes += self.copied_bytes
-            self._copy.copied = side.record_timing(self._spare)
-            self._pending.append(self._copy)
+        assert self._copy is not None
+        self._copy.num_bytes += self.copied_bytes
+        self._copy.copied = side.record_timing(self._spare)
+        self._pending.append(self._copy)
 
     def end_transform(self, side: SideStream) -> None:
         """The transform has been issued."""
-        if self._copy is not None:
-            self._copy.transformed = side.record_timing(self._spare)
+        assert self._copy is not None
+        self._copy.transformed = side.record_timing(self._spare)
 
     def _begin_stall(self) -> None:
         assert self.device is not None
@@ -174,6 +197,7 @@ class Meter:
         self._num_asked += 1
         self._num_dry += consumer.query()
         self._stall_begun = streams.record_timing(consumer, self.device, self._spare)
+        self.is_looking = True
 
     def end_stall(self, consumer: Stream) -> None:
         """The loop's stream has been told to wait for the batch."""
@@ -185,20 +209,13 @@ class Meter:
 
     def note_in_flight(self, in_flight: Iterable[InFlight]) -> None:
         """See how large the batches in flight are, for a sample of the batches."""
-        # At the first `next` there is no stall to be measured, but many are in flight.
-        if self._stall_begun is not None or (self._issued and not self.yielded):
+        if self._issued:
             num_bytes = sum(
                 num_bytes_of(leaf)
                 for one in in_flight
                 for leaf in leaves_of(one.batch_device)
             )
             self._device_bytes = max(self._device_bytes, num_bytes)
-
-    def _samples(self, place: int) -> bool:
-        """Whether the batch at this place has timing events."""
-        return (place < _ALL_UP_TO or place % _ONE_IN == 0) and len(
-            self._pending
-        ) < _MOST_PENDING
 
     def _read_fired(self) -> None:
         if not self._reading.acquire(blocking=False):

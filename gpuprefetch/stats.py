@@ -9,7 +9,8 @@ and in no other time. Those on the loop's thread are of every ``next`` after it,
 its parts add up; those of a thread that pulls, of every batch that it pulls from then
 on. Times *on the device* need timing events, 2 to 5 us each. Of what is issued from
 then on, the first 32 batches of a pass and every eighth after them have some; they are
-read once they are done, and nothing waits for them.
+read at a later one of those, or when figures are asked for, once they are done, and
+nothing waits for them.
 """
 
 from dataclasses import dataclass, fields
@@ -44,15 +45,17 @@ class LoaderStats:
     """Time outside ``next``: the loop's own. Near the period: the loader hardly shows.
     Includes whatever the loop waits for, as in ``.item()``."""
     source_wait_ms: Spread = _NONE
-    """The loop waited for the source. Near the period: the source is too slow, and no
-    prefetching helps; add workers."""
+    """The loop waited for the source: in its code or, where a thread pulls, for a batch
+    that was not ready. Near the period: the source is too slow, and no prefetching
+    helps; add workers."""
     device_wait_ms: Spread = _NONE
     """The loop waited for the device: because it was more than ``depth`` steps ahead
     (good: the device is the limit) or, where no thread pulls the source, until copies
-    had left the source's memory or a slot."""
+    had left the source's memory or a slot. 0 where the device had come that far."""
     loader_ms: Spread = _NONE
     """The loader's own work on the loop's thread, beside these waits: issuing copies
-    and the transform, and packing where no thread pulls. High: many launches."""
+    and the transform, and where no thread pulls, looking through the batch and packing.
+    High: many launches."""
     transform_host_ms: Spread = _NONE
     """The part of ``loader_ms`` in which the transform issues its work; on a CPU, does
     it. High on a GPU: many small launches. 0 at a ``next`` that issues no batch."""

@@ -5,14 +5,15 @@ Code that runs once a step finds the processor's caches full of the model's. To 
 seven figures of one batch there takes longer than to count those of fifty batches
 afterwards. So ``next`` leaves two *readings*: one when it is called, one when it gives
 a batch. The figures are the differences between them. A call that gives none, since the
-source ended or something failed, leaves the first alone.
+source ended or something failed, leaves the first alone. Whoever pulls a batch from the
+source leaves how long that took.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 
 from gpuprefetch.histogram import Histogram, Spread
 
-__all__ = ["Called", "Returned", "Times"]
+__all__ = ["Called", "Reading", "Returned", "Times"]
 
 Called = tuple[float, int]
 """When ``next`` was called, in seconds, and how many batches were in hand then."""
@@ -20,6 +21,9 @@ Called = tuple[float, int]
 Returned = tuple[float, float, float, float, float]
 """When ``next`` gave a batch; then the totals of the pass so far: waiting for the
 source, waiting for the device, the transform on the host, packing. In seconds."""
+
+Reading = Called | Returned | float
+"""A number is how long the source took for a batch, in seconds."""
 
 
 class Times:
@@ -36,6 +40,8 @@ class Times:
         self._called_s = 0.0
         self._before: Returned = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._num_returned = 0
+        # By figure: taken from readings, and about to be counted, many at a time.
+        self._new: defaultdict[str, list[float]] = defaultdict(list)
         # In ms #
         self.period_ms = Histogram()
         self.between_ms = Histogram()
@@ -60,46 +66,54 @@ class Times:
         spreads["queue_depth"] = self.queue_depth.spread(is_whole=True)
         return spreads
 
-    def take(self, readings: deque[Called | Returned], *, is_threaded: bool) -> None:
+    def take(self, readings: deque[Reading], *, is_threaded: bool) -> None:
         """Count readings and drop them, oldest first; see [Note: Readings].
 
         Args:
             readings: May grow meanwhile.
             is_threaded: A thread pulls the source and packs batches; else the loop's
-                own does while it asks the source.
+                own does.
         """
         while readings:
             reading = readings.popleft()
-            if len(reading) == 2:
-                self._add_call(*reading)
+            if isinstance(reading, float):
+                self._new["pull_ms"].append(reading * 1e3)
+            elif len(reading) == 2:
+                self._take_call(*reading)
             else:
-                self._add_return(reading, is_threaded=is_threaded)
+                self._take_return(reading, is_threaded=is_threaded)
+        for name, values in self._new.items():
+            figure: Histogram = getattr(self, name)
+            figure.add_all(values)
+            values.clear()
 
-    def _add_call(self, called_s: float, queued: int) -> None:
+    def _take_call(self, called_s: float, queued: int) -> None:
+        new = self._new
         if self._num_returned:
-            self.queue_depth.add(queued)
+            new["queue_depth"].append(queued)
         if self._num_returned > 1:
-            self.between_ms.add((called_s - self._before[0]) * 1e3)
-            self.period_ms.add((called_s - self._called_s) * 1e3)
+            new["between_ms"].append((called_s - self._before[0]) * 1e3)
+            new["period_ms"].append((called_s - self._called_s) * 1e3)
         self._called_s = called_s
 
-    def _add_return(self, reading: Returned, *, is_threaded: bool) -> None:
+    def _take_return(self, reading: Returned, *, is_threaded: bool) -> None:
         before, self._before = self._before, reading
         next_s = reading[0] - self._called_s
         self._num_returned += 1
         if self._num_returned == 1:
             self.first_s = next_s
             return
+        new = self._new
         _, source_total_s, device_total_s, transform_total_s, pin_total_s = reading
         _, source_before_s, device_before_s, transform_before_s, pin_before_s = before
-        pin_s = 0.0 if is_threaded else pin_total_s - pin_before_s
-        source_s = source_total_s - source_before_s - pin_s
+        source_s = source_total_s - source_before_s
         device_s = device_total_s - device_before_s
-        self.source_wait_ms.add(source_s * 1e3)
-        self.device_wait_ms.add(device_s * 1e3)
-        self.loader_ms.add((next_s - source_s - device_s) * 1e3)
+        new["source_wait_ms"].append(source_s * 1e3)
+        new["device_wait_ms"].append(device_s * 1e3)
+        new["loader_ms"].append((next_s - source_s - device_s) * 1e3)
         # Parts of that, of the same batches; not measured where there is none.
         if pin_total_s and not is_threaded:
-            self.pin_ms.add(pin_s * 1e3)
+            new["pin_ms"].append((pin_total_s - pin_before_s) * 1e3)
         if transform_total_s:
-            self.transform_host_ms.add((transform_total_s - transform_before_s) * 1e3)
+            transform_s = transform_total_s - transform_before_s
+            new["transform_host_ms"].append(transform_s * 1e3)

@@ -177,14 +177,16 @@ class StreamTransfer:
 
     def _issue(self, prepared: Prepared, batch_index: int) -> InFlight:
         with self._on_side as consumer, self._modes:
-            self._meter.begin_copy(self._side)
+            is_timed = self._meter.begin_copy(self._side)
             with self._meter.copying:
                 batch, holds_source = self._enqueue_copies(prepared, consumer)
-            self._meter.end_copy(self._side)
+            if is_timed:
+                self._meter.end_copy(self._side)
             if self._transform is not None:
                 with self._meter.transforming:
                     batch = self._transform.apply(batch, batch_index)
-                self._meter.end_transform(self._side)
+                if is_timed:
+                    self._meter.end_transform(self._side)
             ready = self._side.record_event()
         return InFlight(batch, ready, holds_source=holds_source)
 
@@ -218,7 +220,8 @@ class StreamTransfer:
         if in_flight.ready is not None:
             consumer = streams.enqueue_wait(in_flight.ready, self._side.device)
             self._side.take_back(in_flight.ready)
-            self._meter.end_stall(consumer)
+            if self._meter.is_looking:
+                self._meter.end_stall(consumer)
             for leaf in leaves_of(in_flight.batch_device):
                 streams.record_use(leaf, consumer)
             self._host_lead.enqueue_step_event(consumer)
@@ -228,8 +231,7 @@ class StreamTransfer:
 
     def wait_before_step(self) -> None:
         """Keep the host's lead in bounds, and free the slots that were copied."""
-        with self._meter.waiting_for_device:
-            self._host_lead.wait_in_bounds()
+        self._host_lead.wait_in_bounds(self._meter.waiting_for_device)
         self.copies.free_finished(but=self._issuing)
 
     def wait_before_pull(self) -> None:

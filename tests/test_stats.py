@@ -74,6 +74,38 @@ def test_percentiles_are_within_three_percent_and_the_mean_is_exact(
     assert spread.p99 == pytest.approx(cuts[98], rel=0.06)
 
 
+def test_many_values_at_once_count_as_each_on_its_own() -> None:
+    values = [0.0, -1.0, 1e12, *(1.1**place for place in range(-90, 90))]
+    at_once, one_by_one = Histogram(), Histogram()
+    at_once.add_all(values[:50])
+    at_once.add_all([])
+    at_once.add_all(values[50:])
+    for value in values:
+        one_by_one.add(value)
+    spread, expected = at_once.spread(), one_by_one.spread()
+    assert dataclasses.replace(spread, mean=0) == dataclasses.replace(expected, mean=0)
+    assert spread.mean == pytest.approx(expected.mean)
+
+
+def test_a_mean_that_is_asked_for_while_values_are_added_is_one_of_some_of_them() -> (
+    None
+):
+    histogram = Histogram()
+    asked: list[Spread] = []
+
+    class Asking(list[float]):
+        def __iter__(self) -> Iterator[float]:
+            for value in super().__iter__():
+                asked.append(histogram.spread())
+                yield value
+
+    histogram.add_all([2.0] * 5)
+    histogram.add_all(Asking([2.0] * 60))
+    asked.append(histogram.spread())
+    assert {spread.mean for spread in asked} == {2.0}
+    assert {spread.count for spread in asked} == {5, 65}
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-9, 1e-4, 1e9, 1e15, math.inf])
 def test_a_value_beyond_all_bins_is_counted(value: float) -> None:
     histogram = Histogram()
@@ -241,6 +273,70 @@ def test_a_slow_source_shows_as_waiting_for_it(fake_clock: FakeClock) -> None:
     assert stats.loader_ms.mean < 0.2
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_source_that_takes_long_to_end_or_fail_was_waited_for(
+    fake_clock: FakeClock, fake_device: FakeDevice, fails: bool
+) -> None:
+    def three() -> Iterator[torch.Tensor]:
+        yield from count(3)
+        fake_clock.pass_ms(300)
+        if fails:
+            raise ValueError("the fourth")
+
+    loader = StreamPrefetchLoader(three(), device=META, depth=2)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    # The last two: the source was asked for a fourth while the third was in flight.
+    stats = loader.stats()
+    assert stats.source_wait_ms.mean == pytest.approx(150, abs=1)
+    assert stats.pull_ms.p99 < 1
+    assert stats.loader_ms.p99 < 1
+    with pytest.raises(ValueError if fails else StopIteration):
+        next(batches)
+
+
+def test_what_the_thread_has_ready_is_not_waited_for() -> None:
+    loader = StreamPrefetchLoader(count(12), double, background=True)
+    for _ in loader:
+        time.sleep(0.01)
+    # A thread pulls at most `depth` batches ahead, and had 10 ms to do so.
+    assert loader.stats().source_wait_ms.p50 == 0
+
+
+def test_the_device_was_waited_for_only_where_it_had_not_come_that_far(
+    fake_clock: FakeClock, fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = StreamPrefetchLoader(count(12), device=META)
+    list(ready)
+    assert ready.stats().device_wait_ms == Spread(0.0, 0.0, 0.0, 11)
+
+    def wait(event: FakeEvent) -> None:
+        fake_clock.pass_ms(20)
+        synchronize(event)
+
+    synchronize = FakeEvent.synchronize
+    monkeypatch.setattr(FakeEvent, "synchronize", wait)
+    fake_device.events_have_fired = False
+    late = StreamPrefetchLoader(count(12), device=META)
+    list(late)
+    assert late.stats().device_wait_ms.count == 11
+    assert late.stats().device_wait_ms.p50 >= 20 * 0.978
+
+
+def test_the_clock_is_read_four_times_a_batch_where_nothing_is_waited_for(
+    fake_clock: FakeClock, fake_device: FakeDevice
+) -> None:
+    """When `next` begins and ends, and before and after the source's own code."""
+    source = [torch.zeros(8, device=META) for _ in range(80)]
+    batches = iter(StreamPrefetchLoader(source, device=META))
+    next(batches)
+    before = fake_clock.num_looks
+    for _ in range(70):
+        next(batches)
+    assert fake_clock.num_looks - before == 4 * 70
+
+
 def test_a_slow_source_in_a_thread_shows_as_waiting_for_it() -> None:
     source = Slow(12, lambda: time.sleep(0.01))
     loader = StreamPrefetchLoader(source, double, background=True)
@@ -367,6 +463,24 @@ def test_timing_events_are_recorded_for_a_sample_and_reused(
     # and the begin once more where no batch comes.
     assert loader.stats().stall_ms.count == sampled - 1
     assert len({id(event) for event in recorded}) < 12
+
+
+def test_timing_events_are_asked_for_at_one_batch_in_eight(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_at: set[int] = set()
+    query = FakeEvent.query
+
+    def note(event: FakeEvent) -> bool:
+        if event.tells_time:
+            asked_at.add(place)
+        return query(event)
+
+    monkeypatch.setattr(FakeEvent, "query", note)
+    batches = iter(StreamPrefetchLoader(count(100), double, device=META))
+    for place in range(100):  # noqa: B007 - `note` reads it.
+        next(batches)
+    assert {place for place in asked_at if place >= 32} == set(range(32, 100, 8))
 
 
 def test_no_timing_event_is_ever_waited_for(fake_device: FakeDevice) -> None:
