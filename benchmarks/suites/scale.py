@@ -43,7 +43,7 @@ _TINY_SIZES = {16: 2, 32: 2}
 _LEAF_SHAPE = (32, 64)  # float32: 8 KB, so that the number of leaves is what counts.
 
 _SOAKS = {"copy and float, pageable": 100_000, "fused, pinned": 20_000}
-_SOAK_LIMIT_S = {"copy and float, pageable": 32.0, "fused, pinned": 9.0}
+_SOAK_LIMIT_S = {"copy and float, pageable": 30.0, "fused, pinned": 9.0}
 
 
 # Growth #
