@@ -18,13 +18,13 @@ import torch
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.containers import has_own_to, tensors_within
 from gpuprefetch.cores import FEW_WORKERS, count_cores, workers_for
-from gpuprefetch.given import looks_channels_last
 from gpuprefetch.kinds import (
     is_fused_module,
     is_kornia_augmentation,
     is_kornia_module,
 )
 from gpuprefetch.move import is_plain_dense
+from gpuprefetch.shapes import looks_channels_last
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.thresholds import (
     FEWEST_BATCHES,
@@ -43,7 +43,6 @@ __all__ = [
     "in_syncs",
     "pageable_leaf",
 ]
-
 
 # No usual picture has so many channels, and is 1 to 4 pixels wide besides.
 _SURELY_NO_CHANNELS = 16

@@ -11,14 +11,12 @@ import torch
 
 from gpuprefetch.batch import leaves_of, path_to
 from gpuprefetch.kinds import is_array
+from gpuprefetch.shapes import looks_channels_last
 
-__all__ = ["looks_channels_last", "note_what_was_given"]
+__all__ = ["note_what_was_given"]
 
 # Leaves that a note lists.
 _MOST_LISTED = 10
-
-# Last sizes that are rather channels than a width.
-_CHANNELS = (1, 3, 4)
 
 
 def note_what_was_given(
@@ -46,16 +44,15 @@ def note_what_was_given(
     error.add_note(" ".join((said, *hints)))
 
 
-def _describe_all(inputs: tuple[Any, ...]) -> Iterator[str]:
-    """Describe the leaves of all arguments, in order."""
+def _describe_all(inputs: tuple[Any, ...]) -> list[str]:
+    """Describe the first leaves of the arguments, in order, and count the others."""
     described = [
         f"{_place(inputs, number, leaf)}{_describe(leaf)}"
         for number, value in enumerate(inputs)
         for leaf in leaves_of(value)
     ]
-    yield from described[:_MOST_LISTED]
-    if len(described) > _MOST_LISTED:
-        yield f"and {len(described) - _MOST_LISTED} more"
+    more = len(described) - _MOST_LISTED
+    return described[:_MOST_LISTED] + [f"and {more} more"] * (more > 0)
 
 
 def _place(inputs: tuple[Any, ...], number: int, leaf: Any) -> str:
@@ -87,10 +84,3 @@ def _hints(leaf: Any, message: str) -> Iterator[str]:
             f"{tuple(leaf.shape)} looks like (B, H, W, C). What takes images as (B, C, "
             "H, W), as Kornia does, needs images.permute(0, 3, 1, 2)."
         )
-
-
-def looks_channels_last(shape: tuple[int, ...]) -> bool:
-    """Tell whether a shape is rather (B, H, W, C) than (B, C, H, W)."""
-    if len(shape) != 4 or shape[-1] not in _CHANNELS:
-        return False
-    return min(shape[1:3]) > max(_CHANNELS)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError
-from gpuprefetch.given import looks_channels_last
+from gpuprefetch.shapes import looks_channels_last
 from tests.sources import count
 
 pytestmark = pytest.mark.timeout(30)

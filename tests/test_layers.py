@@ -43,7 +43,7 @@ _LAYERS = [
     ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "cores", "ranks"],
     ["containers"],
-    ["errors", "plural"],
+    ["errors", "plural", "shapes"],
 ]
 
 # The same within `augment`, from the top down.
