@@ -59,10 +59,10 @@ class FusedAugmentation(nn.Module):
     Args:
         kornia: The module, made ready.
         dtype: Of the images returned; None: that of float images, else float32.
-        memory_format: As ``fuse`` takes it; so are the others.
-        resampling: See there.
-        outside: See there.
-        kept: See there.
+        memory_format: Of the images returned, as for ``fuse``.
+        resampling: How often images are read, as for ``fuse``.
+        outside: What lies beyond a crop, as for ``fuse``.
+        kept: How members without a fused step run, as for ``fuse``.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ import logging
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +46,24 @@ _ALIGNMENT = 16  # Bytes; of each number's place in the buffer.
 _PIXEL_TOLERANCE = 1e-3
 _MOST_UNLIKE = 1e-3
 
-Place = tuple[str, tuple[int, ...], torch.dtype, int, int]
-"""Name, shape and type of a tensor, and its first and its last byte (exclusive)."""
+
+class _Place(NamedTuple):
+    """Where a tensor lies in a buffer."""
+
+    name: str
+    """Of the number, as Kornia calls it."""
+    shape: tuple[int, ...]
+    """Of the tensor."""
+    dtype: torch.dtype
+    """Of the tensor."""
+    start: int
+    """Its first byte."""
+    end: int
+    """The byte behind its last."""
 
 
 class KeptGraphs:
-    """The members of a chain that run as graphs.
+    """The members of a chain that run as graphs; see [Note: What a graph freezes].
 
     Args:
         segments: Of the chain; those without a plan hold one member each.
@@ -62,7 +74,16 @@ class KeptGraphs:
         self._members = {module: GraphedMember(module) for module in kept}
 
     def run(self, module: nn.Module, image: Tensor, drawn: Any) -> Tensor:
-        """Run a member with its numbers, as ``run_kept`` does."""
+        """Run a member with its numbers, as ``run_kept`` does.
+
+        Args:
+            module: One of the chain's members without a plan.
+            image: (B, C, H, W), of floats.
+            drawn: What ``draw_kept`` gave for it, in host memory.
+
+        Returns:
+            Images (B, C, h, w). They belong to the caller: no replay writes to them.
+        """
         return self._members[module](image, drawn)
 
     def __str__(self) -> str:
@@ -76,7 +97,11 @@ class KeptGraphs:
 
 
 class GraphedMember:
-    """One member; safe to call from several threads and streams."""
+    """One member; safe to call from several threads and streams.
+
+    Args:
+        module: Without a fused step.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -85,6 +110,7 @@ class GraphedMember:
         self._start()
 
     def _start(self) -> None:
+        """Begin without graphs."""
         self._graphs: dict[object, _Graph] = {}
         self._lock = threading.Lock()  # One thread at a time captures.
 
@@ -149,8 +175,10 @@ class _Graph:
         )
         self._captured: Captured = capture(self._apply, leaves, spec)
 
-    def _apply(self, image: Tensor, flat: Tensor) -> Any:
-        return self._module(image, params=dict(self._buffer.read(flat)))
+    def _apply(self, image: Tensor, flat: Tensor) -> Tensor:
+        """Run the member with numbers in device memory, (num_bytes,), uint8."""
+        result: Tensor = self._module(image, params=dict(self._buffer.read(flat)))
+        return result
 
     def __call__(self, image: Tensor, drawn: dict[str, Tensor]) -> Tensor:
         with self._lock, torch.no_grad():
@@ -164,7 +192,7 @@ class _Buffer:
 
     def __init__(self, drawn: dict[str, Tensor]) -> None:
         self._places = tuple(_places(drawn))
-        num_bytes = self._places[-1][-1] if self._places else 0
+        num_bytes = self._places[-1].end if self._places else 0
         self._flat = torch.zeros(max(num_bytes, 1), dtype=torch.uint8, device="cpu")
         self._views = dict(self.read(self._flat))
 
@@ -176,16 +204,18 @@ class _Buffer:
 
     def read(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Give each number by its name, as a view of such a buffer."""
-        for name, shape, dtype, start, end in self._places:
-            yield name, flat[start:end].view(dtype).view(shape)
+        for place in self._places:
+            own = flat[place.start : place.end]
+            yield place.name, own.view(place.dtype).view(place.shape)
 
 
-def _places(drawn: dict[str, Tensor]) -> Iterator[Place]:
+def _places(drawn: dict[str, Tensor]) -> Iterator[_Place]:
+    """Lay tensors out one behind the other."""
     end = 0
     for name, value in drawn.items():
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + value.numel() * value.element_size()
-        yield name, tuple(value.shape), value.dtype, start, end
+        yield _Place(name, tuple(value.shape), value.dtype, start, end)
 
 
 def _on_device(module: nn.Module, device: torch.device) -> nn.Module:
@@ -193,15 +223,14 @@ def _on_device(module: nn.Module, device: torch.device) -> nn.Module:
     # Imports Kornia, which whoever has a module of its has imported already.
     from gpuprefetch.augment.kornia_adapter import skip_host_reads
 
-    applying: Any = copy.deepcopy(module).to(device)
+    applying = copy.deepcopy(module).to(device)
     skip_host_reads(applying)
     flags = getattr(applying, "flags", None)
     if isinstance(flags, dict):
-        applying.flags = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in flags.items()
-        }
-    return applying  # type: ignore[no-any-return]
+        for name, value in flags.items():
+            if isinstance(value, Tensor):
+                flags[name] = value.to(device)
+    return applying
 
 
 # What can be captured #
@@ -216,8 +245,8 @@ def _fits_a_graph(image: Tensor, drawn: Any) -> bool:
     tensors = drawn.values()
     if not all(isinstance(value, Tensor) and value.is_cpu for value in tensors):
         return False
-    wants = any(value.requires_grad for value in (image, *tensors))
-    return not (wants and torch.is_grad_enabled())
+    has_gradient = any(value.requires_grad for value in (image, *tensors))
+    return not (has_gradient and torch.is_grad_enabled())
 
 
 def _signature(image: Tensor, drawn: dict[str, Tensor]) -> object:
@@ -231,6 +260,7 @@ def _signature(image: Tensor, drawn: dict[str, Tensor]) -> object:
 
 
 def _kinds(drawn: dict[str, Tensor]) -> tuple[object, ...]:
+    """Names, shapes and types of a member's numbers."""
     return tuple((name, value.shape, value.dtype) for name, value in drawn.items())
 
 
@@ -264,6 +294,7 @@ def _why_unlike(
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether images are the same but for a few pixels; waits for the device."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     scale = other.abs().max().clamp(min=1.0)

@@ -80,7 +80,7 @@ def import_kornia() -> ModuleType:
 
 
 def _check_version(version: str) -> None:
-    if _version(version) < _OLDEST:
+    if _major_minor(version) < _OLDEST:
         raise DependencyError(
             f"kornia {version} is installed, 0.9 or newer is needed: older ones make "
             "the host wait for the device over a hundred times per batch. Run "
@@ -88,7 +88,7 @@ def _check_version(version: str) -> None:
         )
 
 
-def _version(version: str) -> tuple[int, ...]:
+def _major_minor(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -231,7 +231,8 @@ def _draw_on_host(member: nn.Module) -> None:
 
 def _shorten(member: Any, augmentation: ModuleType) -> None:
     """Leave out what a member's work can do without; see ``shortcuts``."""
-    draw, is_known = None, _version(kornia.__version__) == _SHORTCUTS_FOR
+    is_known = _major_minor(kornia.__version__) == _SHORTCUTS_FOR
+    draw = None
     if isinstance(member, augmentation.Resize) and is_known:
         shorten_resize(member, augmentation.Resize)
     if isinstance(member, augmentation.RandomCrop) and is_known:
@@ -287,18 +288,21 @@ def blur_unchecked(
     border_type: str = "reflect",
     separable: bool = True,
 ) -> torch.Tensor:
-    """Do what ``kornia.filters.gaussian_blur2d`` does with sigmas that are positive."""
+    """Do what ``kornia.filters.gaussian_blur2d`` does with sigmas that are positive.
+
+    Called as that is: ``image`` (B, C, H, W), of floats; ``sigma`` (B, 2) in pixels, on
+    the image's device, down and across. Half precision is blurred in float32.
+    """
     filters, is_half = kornia.filters, image.dtype in (torch.float16, torch.bfloat16)
     size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
     with torch.autocast(image.device.type, enabled=False):
         floats = image.float() if is_half else image
         sigma = sigma.to(floats)
         if separable:
-            kernels = [
+            down, across = (
                 filters.get_gaussian_kernel1d(length, sigma[:, axis, None])
                 for axis, length in enumerate(size)
-            ]
-            down, across = kernels
+            )
             blurred = filters.filter2d_separable(floats, across, down, border_type)
         else:
             kernel = filters.get_gaussian_kernel2d(size, sigma)

@@ -14,7 +14,7 @@ from torch import nn
 
 from gpuprefetch.augment.kornia_read import READERS, Unfusable
 from gpuprefetch.augment.steps import Step
-from gpuprefetch.augment.unchanged import altered
+from gpuprefetch.augment.unchanged import what_changed
 
 __all__ = ["Member", "is_chain", "read_members"]
 
@@ -38,7 +38,7 @@ def _is_from_kornia(module: nn.Module) -> bool:
 
 def is_chain(module: nn.Module) -> bool:
     """Whether the members of a container are read, and parameterised, one by one."""
-    if altered(module) or getattr(module, "random_apply", False):
+    if what_changed(module) or getattr(module, "random_apply", False):
         return False
     if type(module) is nn.Sequential:
         return True
@@ -71,7 +71,7 @@ def _walk(
 def _read(name: str, module: nn.Module) -> Member:
     kind = type(module).__name__
     reader = READERS.get(kind)
-    if change := altered(module):
+    if change := what_changed(module):
         return Member(name, module, None, change)
     if getattr(module, "random_apply", False):
         return Member(name, module, None, "random_apply draws a new chain each time")

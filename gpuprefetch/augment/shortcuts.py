@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from gpuprefetch.augment.unchanged import (
-    altered,
+    keeps_all_methods_of,
     keeps_method_of,
-    keeps_methods_of,
+    what_changed,
 )
 
 __all__ = ["BoxesOfCrop", "shorten_crop", "shorten_resize"]
@@ -42,7 +42,7 @@ def shorten_crop(crop: Any, kind: type) -> "BoxesOfCrop | None":
     Returns:
         What draws its boxes; None: Kornia does.
     """
-    if crop.flags["cropping_mode"] == "slice" and keeps_methods_of(kind, crop):
+    if crop.flags["cropping_mode"] == "slice" and keeps_all_methods_of(kind, crop):
         crop.compute_transformation = _MatrixWithoutPixels(crop)
         crop._compute_matrix_lazily = True
         if not crop.flags["padding"] and not crop.flags["pad_if_needed"]:
@@ -72,7 +72,7 @@ def _draws_as(kind: type, member: Any) -> bool:
 def _is_kornias(generator: Any, name: str) -> bool:
     kind = type(generator)
     is_kornias = kind.__module__.startswith("kornia.augmentation.")
-    return is_kornias and kind.__name__ == name and not altered(generator)
+    return is_kornias and kind.__name__ == name and not what_changed(generator)
 
 
 class BoxesOfCrop:
@@ -117,12 +117,12 @@ class BoxesOfCrop:
             drawn: Params = type(crop).generate_parameters(crop, batch_shape)
             return drawn
         height, width = batch_shape[-2:]
-        high, wide = crop._param_generator.size
+        crop_height, crop_width = crop._param_generator.size
         # Kornia draws all columns first, then all rows.
-        left = self._draw(count, max(width - wide + 1, 0))
-        top = self._draw(count, max(height - high + 1, 0))
+        left = self._draw(count, max(width - crop_width + 1, 0))
+        top = self._draw(count, max(height - crop_height + 1, 0))
         if tuple(batch_shape) != self._shape:
-            self._same = _common(count, (height, width), (high, wide))
+            self._same = _common(count, (height, width), (crop_height, crop_width))
             self._shape = tuple(batch_shape)
         same = {name: value.clone() for name, value in self._same.items()}
         start = torch.stack((left, top), dim=1)
@@ -142,6 +142,7 @@ class BoxesOfCrop:
 def _common(
     count: int, input_size: tuple[int, int], output_size: tuple[int, int]
 ) -> Params:
+    """What every batch of that many images has; shapes as a crop's call returns."""
     bottom, right = (side - 1.0 for side in output_size)
     corners = [[0.0, 0.0], [right, 0.0], [right, bottom], [0.0, bottom]]
     return {

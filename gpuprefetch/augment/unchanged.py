@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["altered", "keeps_method_of", "keeps_methods_of"]
+__all__ = ["keeps_all_methods_of", "keeps_method_of", "what_changed"]
 
 # What a subclass may have of its own without changing what its parent does to images.
 _HARMLESS = frozenset(
@@ -19,7 +19,7 @@ _HARMLESS = frozenset(
 )
 
 
-def altered(module: nn.Module) -> str:
+def what_changed(module: nn.Module) -> str:
     """What was changed on this very module, besides its settings; empty: nothing."""
     hooks = module._forward_hooks, module._forward_pre_hooks
     if any(hooks):
@@ -32,14 +32,14 @@ def altered(module: nn.Module) -> str:
     return ""
 
 
-def keeps_methods_of(kind: type, module: nn.Module) -> bool:
+def keeps_all_methods_of(kind: type, module: nn.Module) -> bool:
     """Whether a module of a subclass does to images what its parent does.
 
     Args:
         kind: The parent, one of Kornia's classes.
         module: Of a class below it, or of that class.
     """
-    return not altered(module) and all(
+    return not what_changed(module) and all(
         name in _HARMLESS or keeps_method_of(kind, module, name) for name in dir(kind)
     )
 
