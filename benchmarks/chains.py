@@ -79,12 +79,13 @@ def own_methods_chain(size: int) -> nn.Sequential:
 
 
 def _of_own_classes(
-    size: int, methods: Callable[[Any], dict[str, Any]]
+    size: int, methods_of: Callable[[Any], dict[str, Any]]
 ) -> nn.Sequential:
+    """Build the demo's chain of subclasses with those methods."""
     chain = workloads.kornia_chain(size)
     for member in chain:
         kind = type(member)
-        own = {"__module__": __name__} | methods(kind)
+        own = {"__module__": __name__} | methods_of(kind)
         member.__class__ = type(f"Own{kind.__name__}", (kind,), own)
     return chain
 

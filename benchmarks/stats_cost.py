@@ -102,7 +102,7 @@ def measure_next(bench: Bench) -> None:
 
 def _counting_us(pause: next_time.Loop) -> float:
     """Time how readings are counted, as many at once as the meter counts."""
-    num_batches = meter._READINGS_AT_ONCE // 2  # A batch leaves two.
+    num_batches = meter._READINGS_AT_ONCE // 3  # A batch leaves three.
     times, samples = Times(), []
     for _ in range(20):
         readings: deque[Reading] = deque()

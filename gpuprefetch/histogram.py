@@ -59,9 +59,9 @@ class Histogram:
             self._bins[0 if value <= _LEAST else -1] += 1
         self._counted = (count + 1, total + value)
 
-    # Written out, since a call for each takes longer than all else here.
     def add_all(self, values: Sequence[float]) -> None:
         """Count many values: the same as :meth:`add` for each, and quicker."""
+        # Written out, since a call for each takes longer than all else here.
         bins = self._bins
         for value in values:
             if _LEAST < value < _MOST:

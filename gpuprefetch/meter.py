@@ -79,8 +79,8 @@ class Meter:
         """The pass has ended, in whichever way."""
         self._on_first_batches = on_first_batches
         self._times = Times()
-        # Written by the loop, counted and dropped by whoever holds the lock: the loop,
-        # or a thread that asks for figures.
+        # Written by the loop and by the thread that pulls the source, counted and
+        # dropped by whoever holds the lock: the loop, or one that asks for figures.
         self._readings: deque[Reading] = deque(maxlen=_MOST_READINGS)
         self._counting = Lock()
         self._device_bytes = 0
@@ -112,11 +112,13 @@ class Meter:
         self._readings.append((perf_counter(), queued))
         yielded = self.yielded
         self.is_looking = not yielded
+        # Written out, here and in `begin_copy`: a call would be made at each batch.
         if yielded < _ALL_UP_TO or yielded % _ONE_IN == 0:
             self._look()
 
     def _look(self) -> None:
-        # Here and not after the batch, since it is then a part of `loader_ms`.
+        """Count, read and measure what is due; see [Note: Which batches count]."""
+        # Before the batch and not after it, so that it is a part of `loader_ms`.
         if len(self._readings) >= _READINGS_AT_ONCE:
             self._count_readings()
         self._stall_begun = None
