@@ -156,12 +156,11 @@ def test_a_graph_whose_numbers_are_frozen_is_not_used(
 ) -> None:
     module = gamma()
     images, numbers = torch.rand(SHAPE), drawn(module)
-    frozen = graphs.replay
 
-    def replay(captured: Any, tensors: Sequence[Tensor]) -> Any:
-        return frozen(lambda *_: module(images, params=numbers), tensors)
+    def replay_frozen(captured: Any, tensors: Sequence[Tensor]) -> Any:
+        return module(images, params=numbers)
 
-    monkeypatch.setattr(kept_graphs, "replay", replay)
+    monkeypatch.setattr(kept_graphs, "replay", replay_frozen)
     member = GraphedMember(module)
     assert torch.equal(member(images, numbers), module(images, params=numbers))
     assert "other images than the member for other numbers" in member.why_eager
@@ -192,16 +191,16 @@ def test_the_users_generators_do_not_notice_a_capture(graphs: Graphs) -> None:
     assert random.getstate() == before[1]
 
 
-def test_numbers_that_are_no_dictionary_of_the_hosts_run_as_they_are(
-    graphs: Graphs,
-) -> None:
+def test_a_member_that_is_given_a_seed_runs_as_it_is(graphs: Graphs) -> None:
     images = torch.rand(SHAPE)
-    seeded = GraphedMember(nn.Identity())
-    assert torch.equal(seeded(images, 5), images)
-    wants_gradients = images.clone().requires_grad_()
+    assert torch.equal(GraphedMember(nn.Identity())(images, 5), images)
+    assert not graphs.captured
+
+
+def test_images_with_gradients_keep_them(graphs: Graphs) -> None:
     module = gamma()
-    result = GraphedMember(module)(wants_gradients, drawn(module))
-    assert result.requires_grad
+    images = torch.rand(SHAPE).requires_grad_()
+    assert GraphedMember(module)(images, drawn(module)).requires_grad
     assert not graphs.captured
 
 

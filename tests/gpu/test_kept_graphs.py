@@ -1,7 +1,6 @@
 """Members of a chain as CUDA graphs: the member's images, with each batch's numbers."""
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import kornia.augmentation as K
@@ -27,7 +26,7 @@ _CAPTURED = [
     K.RandomRotation(30.0, resample="bicubic", p=0.5),
     K.Resize((20, 20), antialias=True),
     K.RandomGaussianBlur((21, 21), (0.1, 2.0), p=0.5),
-    K.RandomGaussianBlur((4 + 1, 3), (0.1, 2.0), separable=False, p=1.0),
+    K.RandomGaussianBlur((5, 3), (0.1, 2.0), separable=False, p=1.0),
     K.RandomMedianBlur(p=0.5),
     K.RandomGamma((0.5, 2.0), (0.8, 1.5), p=0.5),
     K.RandomSolarize(p=0.5),
@@ -49,13 +48,11 @@ _NOT_CAPTURED = [
 ]
 
 
-def compare_batches(
-    module: nn.Module, seeds: Sequence[int] = range(6)
-) -> GraphedMember:
+def compare_batches(module: nn.Module) -> GraphedMember:
     """Hold a member to itself without graphs, over batches with their own numbers."""
     kept = KorniaTransform(module).module
     member, images = GraphedMember(kept), torch.rand(SHAPE, device=CUDA)
-    for seed in seeds:
+    for seed in range(6):
         with generators_seeded(seed, CUDA), torch.no_grad():
             expected = kept(images, params=draw_kept(kept, SHAPE, None)[0])
         with generators_seeded(seed, CUDA):
@@ -142,11 +139,9 @@ def test_results_belong_to_the_caller() -> None:
     assert not torch.equal(results[0], results[1])
 
 
-_KINDS: tuple[Any, Any] = ("graphed", "eager")
-
-
 def test_a_host_that_runs_ahead_does_not_overwrite_numbers() -> None:
-    fused, eager = (fuse(K.RandomGamma((0.5, 2.0)), kept=kept) for kept in _KINDS)
+    module = K.RandomGamma((0.5, 2.0))
+    fused, eager = fuse(module, kept="graphed"), fuse(module)
     images = torch.rand(SHAPE, device=CUDA)
     fused(images)
     params = [fused.sample(SHAPE) for _ in range(40)]

@@ -196,7 +196,7 @@ def operations(module: nn.Module) -> int:
     ("kind", "at_most"),
     [(K.RandomCrop, 0.6), (OwnCrop, 0.6), (Mirrored, 0.85), (OwnResize, 0.5)],
 )
-def test_a_batch_takes_far_fewer_operations(kind: Any, at_most: float) -> None:
+def test_a_batch_takes_fewer_operations(kind: Any, at_most: float) -> None:
     module = kind((7, 9))
     ours = KorniaTransform(module).module
     assert operations(ours) <= at_most * operations(module)
