@@ -53,7 +53,7 @@ class _SilentMeter(Meter):
     def end_next(self) -> None:
         self.yielded += 1
 
-    def note_pull(self, seconds: float, is_batch: bool = True) -> None:
+    def note_pull(self, seconds: float, *, is_batch: bool = True) -> None:
         pass
 
     def begin_copy(self, side: Any) -> bool:

@@ -204,10 +204,10 @@ def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
             "Fewer, larger operations: a Kornia chain as transform= runs as one "
             "kernel; gpuprefetch.augment.GraphedTransform(fn) replays any other."
         )
-    graphs = ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"
-    if "graph" in stats.fusion:
-        graphs = ""
-    return figure, f"The chain is {stats.fusion}. Leave out what is not fused{graphs}."
+    advice = f"The chain is {stats.fusion}. Leave out what is not fused"
+    if "graph" not in stats.fusion:
+        advice += ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"
+    return figure, f"{advice}."
 
 
 def _explain_transform_device(stats: LoaderStats) -> tuple[str, str]:

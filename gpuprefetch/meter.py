@@ -144,8 +144,8 @@ class Meter:
         elif yielded == 1 and self.is_threaded:
             self.pinning.times_ms = self._times.pin_ms
 
-    def note_pull(self, seconds: float, is_batch: bool = True) -> None:
-        """The source gave a batch after that time, or ended or failed."""
+    def note_pull(self, seconds: float, *, is_batch: bool = True) -> None:
+        """The source gave a batch after that time, or else ended or failed."""
         if not self.is_threaded:
             self.waiting_for_source.total_s += seconds
         if is_batch and self.yielded:

@@ -9,7 +9,7 @@ the batches that were yielded are passed over (see ``source``).
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Any
@@ -114,8 +114,8 @@ class Progress:
             came = "None" if state is None else type(state).__name__
             raise StateError(
                 "expected a state as state_dict() of a StreamPrefetchLoader gives it, "
-                f"got {came}. Pass "
-                "that dict; where none was saved, leave load_state_dict() out."
+                f"got {came}. Pass that dict; where none was saved, leave "
+                "load_state_dict() out."
             )
         version = state.get("version")
         if version == 1:
@@ -135,7 +135,9 @@ class Progress:
         return Progress(**fields, is_loaded=True)
 
 
-def _check_entries(state: Mapping[str, Any], expected: Any, version: int) -> None:
+def _check_entries(
+    state: Mapping[str, Any], expected: Collection[str], version: int
+) -> None:
     if state.keys() != set(expected):
         advice = _find_state(state) or "Pass what state_dict() gave, unchanged."
         raise StateError(

@@ -56,7 +56,8 @@ class Puller:
                     self._pulled.append(next(self._iterator, _END))
                 finally:
                     is_batch = bool(self._pulled) and self._pulled[0] is not _END
-                    self._meter.note_pull(perf_counter() - started_s, is_batch)
+                    taken_s = perf_counter() - started_s
+                    self._meter.note_pull(taken_s, is_batch=is_batch)
             entry = self._prepare_entry(self._pulled[0])
         except Exception as error:
             entry = Entry(error=as_batch_error(error, "the source"))

@@ -88,13 +88,13 @@ class Watch:
         return prepare if self._has_seen_a_batch else look_and_prepare
 
     def looking_at_images(
-        self, prepare: Callable[[Any], Prepared], images: Selection
+        self, prepare: Callable[[Any], Prepared], selection: Selection
     ) -> Callable[[Any], Prepared]:
         """Let the images of the first batch of all be looked at, on any device.
 
         Args:
             prepare: What is done to each batch in host memory.
-            images: What a Kornia augmentation gets of a batch.
+            selection: What a Kornia augmentation gets of a batch.
         """
 
         def look_and_prepare(batch: Any) -> Prepared:
@@ -102,7 +102,7 @@ class Watch:
                 self._has_seen_images = True
                 # A batch without them is refused when it is the transform's turn.
                 with suppress(SelectionError):
-                    self.tell(findings.in_images(images.take(batch)))
+                    self.tell(findings.in_images(selection.take(batch)))
             return prepare(batch)
 
         return prepare if self._has_seen_images else look_and_prepare
