@@ -165,6 +165,7 @@ def save_bars(
 
     Raises:
         DependencyError: matplotlib is not installed.
+        SettingError: The suffix names no format that matplotlib knows.
         OSError: The file cannot be written.
     """
     names = list(bars)

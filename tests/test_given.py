@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError
-from gpuprefetch.shapes import looks_channels_last
 from tests.sources import count
 
 pytestmark = pytest.mark.timeout(30)
@@ -132,24 +131,6 @@ def test_an_array_that_comes_back_is_told_where_it_may_come_from() -> None:
 
 
 # Channels last #
-
-
-@pytest.mark.parametrize(
-    ("shape", "is_likely"),
-    [
-        ((2, 224, 224, 3), True),
-        ((2, 32, 32, 4), True),
-        ((2, 28, 28, 1), True),
-        ((2, 3, 224, 224), False),
-        ((2, 3, 32, 3), False),
-        ((2, 4, 4, 4), False),
-        ((2, 224, 224, 5), False),
-        ((224, 224, 3), False),
-        ((2, 8, 224, 224, 3), False),
-    ],
-)
-def test_what_looks_channels_last(shape: tuple[int, ...], is_likely: bool) -> None:
-    assert looks_channels_last(shape) is is_likely
 
 
 @pytest.mark.parametrize(

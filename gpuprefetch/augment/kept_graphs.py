@@ -149,7 +149,12 @@ class GraphedMember:
             why = f"it cannot be captured ({first})"
         self.why_eager = why
         name = type(self._module).__name__
-        _logger.warning("%s runs without a CUDA graph: %s.", name, why)
+        _logger.warning(
+            "%s runs without a CUDA graph: %s. "
+            "logging.getLogger('gpuprefetch').setLevel(logging.ERROR) silences this.",
+            name,
+            why,
+        )
         return None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def test_a_capture_that_fails_leaves_the_member_as_it_is(
             assert torch.equal(member(images, numbers), expected)
     assert member.why_eager == "it cannot be captured (it waits for the device)"
     assert len(caplog.records) == 1
-    assert "RandomGamma runs without a CUDA graph" in caplog.text
+    assert "RandomGamma runs without a CUDA graph: it cannot be" in caplog.text
+    assert "setLevel(logging.ERROR) silences this." in caplog.text
 
 
 class DrawsWhileApplied(K.RandomGamma):
