@@ -205,7 +205,7 @@ def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
             "kernel; gpuprefetch.augment.GraphedTransform(fn) replays any other."
         )
     advice = f"The chain is {stats.fusion}. Leave out what is not fused"
-    if "graph" not in stats.fusion:
+    if "as graphs on CUDA" not in stats.fusion:
         advice += ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"
     return figure, f"{advice}."
 

@@ -61,7 +61,7 @@ _AUGMENT_LAYERS = [
     ["variant", "lower_values"],
     ["plan"],
     ["steps", "kornia_adapter"],
-    ["shortcuts", "values"],
+    ["host_reads", "shortcuts", "values"],
     ["column", "unchanged"],
 ]
 

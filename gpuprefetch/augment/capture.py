@@ -116,7 +116,6 @@ def _record(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    _drop_workspaces()
     # Other threads may allocate meanwhile: only this one is held to capture's rules.
     how: dict[str, Any] = {"pool": pool, "capture_error_mode": "thread_local"}
     try:
@@ -130,20 +129,6 @@ def _record(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
             "indexing by a mask do, nor copy from host memory. Otherwise pass the "
             "function itself as transform."
         ) from error
-    finally:
-        _drop_workspaces()
-
-
-def _drop_workspaces() -> None:
-    """Let go of the buffers that cuBLAS keeps for each stream, 32 MB on recent GPUs.
-
-    Dropped before a capture, they are allocated anew in the graph's own memory: two
-    graphs share none, wherever they run, and it goes back with the graph. Dropped after
-    it, they are not used outside of it. Other streams allocate theirs again.
-    """
-    drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if drop is not None:
-        drop()
 
 
 def _recover(pool: Any) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gpuprefetch.augment.capture import Captured, capture, replay
+from gpuprefetch.augment.host_reads import skip_host_reads
 from gpuprefetch.augment.parameters import ship
 from gpuprefetch.augment.segments import Segment, draw_kept, run_kept
 from gpuprefetch.errors import TransformError
@@ -93,7 +94,7 @@ class KeptGraphs:
             for module, member in self._members.items()
             if member.why_eager
         ]
-        return "; ".join(["kept members as CUDA graphs", *reasons])
+        return "; ".join(["kept members as graphs on CUDA", *reasons])
 
 
 class GraphedMember:
@@ -106,7 +107,7 @@ class GraphedMember:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.why_eager = ""
-        """Why it runs as it is from now on; empty: it runs as graphs, where it can."""
+        """Why nothing more is captured: what has no graph by now runs as it is."""
         self._start()
 
     def _start(self) -> None:
@@ -116,7 +117,7 @@ class GraphedMember:
 
     def __call__(self, image: Tensor, drawn: Any) -> Tensor:
         """Run with numbers that ``draw_kept`` gave, for images (B, C, H, W)."""
-        if not self.why_eager and _fits_a_graph(image, drawn):
+        if _fits_a_graph(image, drawn):
             graph = self._find(image, drawn)
             if graph is not None:
                 return graph(image, drawn)
@@ -126,17 +127,23 @@ class GraphedMember:
         """The graph for these arguments, captured now if need be."""
         key = _signature(image, drawn)
         graph = self._graphs.get(key)
-        if graph is None and len(self._graphs) < _MOST_GRAPHS:
-            with self._lock:
-                graph = self._graphs.get(key)  # Another thread may have been faster.
-                if graph is None and not self.why_eager:
-                    graph = self._capture(image, drawn)
-                    if graph is not None:
-                        self._graphs[key] = graph
-        return graph
+        if graph is not None or self.why_eager:
+            return graph
+        with self._lock:
+            if key in self._graphs:  # Another thread was faster.
+                return self._graphs[key]
+            if any(graph.is_for_more(image) for graph in self._graphs.values()):
+                return None  # The last batch of an epoch is not worth a graph.
+            if len(self._graphs) < _MOST_GRAPHS:
+                graph = self._capture(image, drawn)
+            else:
+                self._give_up(f"{_MOST_GRAPHS} kinds of images are captured already")
+            if graph is not None:
+                self._graphs[key] = graph
+            return graph
 
     def _capture(self, image: Tensor, drawn: dict[str, Tensor]) -> _Graph | None:
-        """Capture and compare; None: the member runs as it is from now on."""
+        """Capture and compare; None: it cannot be, and nothing more is captured."""
         try:
             why = _why_host_draws(self._module, image, drawn)
             if not why:
@@ -147,6 +154,11 @@ class GraphedMember:
         except TransformError as error:
             first = str(error.__cause__ or error).splitlines()[0].split(". ")[0]
             why = f"it cannot be captured ({first})"
+        self._give_up(why)
+        return None
+
+    def _give_up(self, why: str) -> None:
+        """Capture no more, and say so."""
         self.why_eager = why
         name = type(self._module).__name__
         _logger.warning(
@@ -155,7 +167,6 @@ class GraphedMember:
             name,
             why,
         )
-        return None
 
     def __getstate__(self) -> dict[str, Any]:
         """Graphs stay behind: a copy captures its own."""
@@ -173,12 +184,18 @@ class _Graph:
         self, module: nn.Module, image: Tensor, drawn: dict[str, Tensor]
     ) -> None:
         self._lock = threading.Lock()  # One thread at a time fills the buffers.
+        self._shape, self._dtype = image.shape, image.dtype
         self._buffer = _Buffer(drawn)
         self._module = _on_device(module, image.device)
         leaves, spec = pytree.tree_flatten(
             ((image, ship(self._buffer.filled(drawn), image.device)), {})
         )
         self._captured: Captured = capture(self._apply, leaves, spec)
+
+    def is_for_more(self, image: Tensor) -> bool:
+        """Whether it takes such images, but a larger batch of them."""
+        is_alike = self._shape[1:] == image.shape[1:] and self._dtype is image.dtype
+        return is_alike and self._shape[0] > image.shape[0]
 
     def _apply(self, image: Tensor, flat: Tensor) -> Tensor:
         """Run the member with numbers in device memory, (num_bytes,), uint8."""
@@ -225,9 +242,6 @@ def _places(drawn: dict[str, Tensor]) -> Iterator[_Place]:
 
 def _on_device(module: nn.Module, device: torch.device) -> nn.Module:
     """A copy that neither copies constants from the host nor reads numbers there."""
-    # Imports Kornia, which whoever has a module of its has imported already.
-    from gpuprefetch.augment.kornia_adapter import skip_host_reads
-
     applying = copy.deepcopy(module).to(device)
     skip_host_reads(applying)
     flags = getattr(applying, "flags", None)

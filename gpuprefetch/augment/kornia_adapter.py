@@ -34,7 +34,6 @@ from gpuprefetch.seeding import BatchSeeds, generators_seeded
 try:
     import kornia
     import kornia.augmentation
-    import kornia.filters
 except ModuleNotFoundError as error:
     raise DependencyError(
         "Kornia is needed for this and is not installed. Run pip install 'kornia>=0.9'."
@@ -42,11 +41,9 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "KorniaTransform",
-    "blur_unchecked",
     "check_image",
     "default_device_cpu",
     "import_kornia",
-    "skip_host_reads",
 ]
 
 _OLDEST = (0, 9)
@@ -267,48 +264,6 @@ def _refuse_upscaling(crop: Any, draw: BoxesOfCrop | None) -> None:
     if "generate_parameters" not in vars(crop):  # Else the user has put another there.
         # On the instance, which is ours, so it takes the place of the class's method.
         crop.generate_parameters = _CheckedDraw(crop, draw)
-
-
-# Applied without the host #
-
-
-def skip_host_reads(member: Any) -> None:
-    """Let a blur not look at its sigmas, where they lie on the device.
-
-    Kornia refuses those that are not positive, and waits for the device to see them.
-    """
-    if getattr(member, "_gaussian_blur2d_fn", None) is kornia.filters.gaussian_blur2d:
-        member._gaussian_blur2d_fn = blur_unchecked
-
-
-def blur_unchecked(
-    image: torch.Tensor,
-    kernel_size: tuple[int, int] | int,
-    sigma: torch.Tensor,
-    border_type: str = "reflect",
-    separable: bool = True,
-) -> torch.Tensor:
-    """Do what ``kornia.filters.gaussian_blur2d`` does with sigmas that are positive.
-
-    Called as that is: ``image`` (B, C, H, W), of floats; ``sigma`` (B, 2) in pixels, on
-    the image's device, down and across. Half precision is blurred in float32.
-    """
-    filters, is_half = kornia.filters, image.dtype in (torch.float16, torch.bfloat16)
-    size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-    with torch.autocast(image.device.type, enabled=False):
-        floats = image.float() if is_half else image
-        sigma = sigma.to(floats)
-        if separable:
-            down, across = (
-                filters.get_gaussian_kernel1d(length, sigma[:, axis, None])
-                for axis, length in enumerate(size)
-            )
-            blurred = filters.filter2d_separable(floats, across, down, border_type)
-        else:
-            kernel = filters.get_gaussian_kernel2d(size, sigma)
-            blurred = filters.filter2d(floats, kernel, border_type)
-        result: torch.Tensor = blurred.to(image.dtype)
-        return result
 
 
 def default_device_cpu() -> AbstractContextManager[Any]:

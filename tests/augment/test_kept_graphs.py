@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from gpuprefetch.augment import kept_graphs
 from gpuprefetch.augment.fusing import fuse
+from gpuprefetch.augment.host_reads import blur_unchecked, skip_host_reads
 from gpuprefetch.augment.kept_graphs import GraphedMember
-from gpuprefetch.augment.kornia_adapter import blur_unchecked, skip_host_reads
 from gpuprefetch.errors import SettingError, TransformError
 from gpuprefetch.seeding import generators_seeded
 
@@ -104,14 +104,41 @@ def test_numbers_of_all_types_find_their_places(graphs: Graphs) -> None:
         assert all(read[name].dtype is values[name].dtype for name in values)
 
 
-def test_one_graph_for_each_kind_of_images_and_at_most_four(graphs: Graphs) -> None:
+def test_one_graph_for_each_kind_of_images_and_at_most_four(
+    graphs: Graphs, caplog: pytest.LogCaptureFixture
+) -> None:
     module = gamma()
     member = GraphedMember(module)
-    for size in (4, 3, 4, 5, 6, 7, 8):
-        shape = (size, *SHAPE[1:])
-        member(torch.rand(shape), drawn(module, shape))
+    with caplog.at_level(logging.WARNING, logger="gpuprefetch"):
+        for size in (3, 4, 3, 5, 6, 7, 8, 6):
+            shape = (size, *SHAPE[1:])
+            member(torch.rand(shape), drawn(module, shape))
     assert len(graphs.captured) == 4
+    assert len(caplog.records) == 1
+    assert "4 kinds of images are captured already" in member.why_eager
+
+
+def test_a_shorter_batch_runs_as_it_is(graphs: Graphs) -> None:
+    module = gamma()
+    member, images = GraphedMember(module), torch.rand(SHAPE)
+    for batch in (images, images[:2], images):
+        numbers = drawn(module, batch.shape)
+        assert torch.equal(member(batch, numbers), module(batch, params=numbers))
+    assert len(graphs.captured) == 1
     assert not member.why_eager
+
+
+def test_graphs_are_kept_where_another_kind_cannot_be_captured(graphs: Graphs) -> None:
+    module = gamma()
+    member, images = GraphedMember(module), torch.rand(SHAPE)
+    member(images, drawn(module))
+    graphs.error = TransformError("it waits for the device.")
+    larger = torch.rand(SHAPE[0] + 1, *SHAPE[1:])
+    member(larger, drawn(module, larger.shape))
+    before = graphs.replays
+    member(images, drawn(module))
+    assert member.why_eager
+    assert graphs.replays == before + 1
 
 
 def test_a_capture_that_fails_leaves_the_member_as_it_is(
@@ -221,7 +248,7 @@ def test_it_is_said_which_members_have_graphs(graphs: Graphs) -> None:
         nn.Sequential(K.RandomHorizontalFlip(), DrawsWhileApplied(p=1.0), gamma()),
         kept="graphed",
     )
-    assert fused.summary.endswith("; kept members as CUDA graphs")
+    assert fused.summary.endswith("; kept members as graphs on CUDA")
     with generators_seeded(0, torch.device("cpu")):
         member = next(one for one in fused.members if one.step is None).module
         numbers = drawn(member)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment.fusing import fuse
-from gpuprefetch.augment.graphed import GraphedTransform
 from gpuprefetch.augment.kept_graphs import GraphedMember
 from gpuprefetch.augment.kornia_adapter import KorniaTransform
 from gpuprefetch.augment.segments import draw_kept
@@ -45,6 +44,9 @@ _NOT_CAPTURED = [
     K.RandomResizedCrop((20, 20), resample="bicubic"),
     K.RandomMotionBlur(3, 35.0, 0.5, p=0.5),
     K.RandomThinPlateSpline(p=0.5),
+    K.RandomFisheye(
+        *(torch.tensor(one) for one in ([-0.3, 0.3], [-0.3, 0.3], [0.9, 1.0]))
+    ),
 ]
 
 
@@ -127,7 +129,7 @@ def test_a_loader_gives_the_same_pixels_with_graphs(depth: int, is_slow: bool) -
         results.append(torch.stack(taken))
         loader.close()
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-5)
-    assert "kept members as CUDA graphs" in fused.summary
+    assert "kept members as graphs on CUDA" in fused.summary
     assert "without a graph" not in fused.summary
 
 
@@ -158,19 +160,8 @@ def test_memory_goes_back() -> None:
         fused = fuse(chain(), kept="graphed")
         fused(images)
         del fused
+        # cuBLAS keeps a buffer for each stream on which anything was captured.
+        torch._C._cuda_clearCublasWorkspaces()
         held.append(allocated_bytes())
     # The first one leaves what libraries keep for the process.
     assert held[1] == held[2]
-
-
-def test_a_graph_shares_no_buffer_of_cublas_with_the_loop() -> None:
-    weights = torch.rand(512, 512, device=CUDA)
-    graphed = GraphedTransform(lambda x: x @ weights)
-    inputs = torch.rand(512, 512, device=CUDA)
-    graphed(inputs)
-    before = allocated_bytes()
-    again = GraphedTransform(lambda x: x @ weights)
-    again(inputs)
-    assert allocated_bytes() > before, "with its own buffers"
-    del again
-    assert allocated_bytes() == before
