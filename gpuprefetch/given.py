@@ -5,6 +5,7 @@ failure; nothing here is asked while all goes well.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -48,14 +49,16 @@ def note_what_was_given(
 
 def _describe_all(inputs: tuple[Any, ...]) -> Iterator[str]:
     """Describe the leaves of all arguments, in order."""
-    described = [
-        f"{_place(inputs, number, leaf)}{_describe(leaf)}"
+    leaves = [
+        (number, leaf)
         for number, value in enumerate(inputs)
         for leaf in leaves_of(value)
     ]
-    yield from described[:_MOST_LISTED]
-    if len(described) > _MOST_LISTED:
-        yield f"and {len(described) - _MOST_LISTED} more"
+    # No more than are listed: to find the place of one takes a walk of its own.
+    for number, leaf in islice(leaves, _MOST_LISTED):
+        yield f"{_place(inputs, number, leaf)}{_describe(leaf)}"
+    if len(leaves) > _MOST_LISTED:
+        yield f"and {len(leaves) - _MOST_LISTED} more"
 
 
 def _place(inputs: tuple[Any, ...], number: int, leaf: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError
+from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError, given
 from gpuprefetch.given import looks_channels_last
 from tests.sources import count
 
@@ -83,6 +83,21 @@ def test_a_whole_batch_is_told_by_its_places() -> None:
 def test_a_long_batch_is_not_told_in_full() -> None:
     note = notes_of([1] * 30, None, batch_transform=fail, device="cpu")
     assert note.endswith("argument[0]: int, and 20 more.")
+
+
+def test_places_are_looked_for_of_the_leaves_that_are_listed_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for: list[Any] = []
+
+    def path_to(batch: Any, part: Any) -> str:
+        looked_for.append(part)
+        return "batch"
+
+    monkeypatch.setattr(given, "path_to", path_to)
+    captions = [str(number) for number in range(1000)]
+    notes_of(captions, None, batch_transform=fail, device="cpu")
+    assert looked_for == captions[:10]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
