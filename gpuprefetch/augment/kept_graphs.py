@@ -18,11 +18,12 @@ import copy
 import logging
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
 from gpuprefetch.augment.capture import Captured, capture, replay
@@ -63,7 +64,14 @@ class KeptGraphs:
 
     def run(self, module: nn.Module, image: Tensor, drawn: Any) -> Tensor:
         """Run a member with its numbers, as ``run_kept`` does."""
-        return self._members[module](image, drawn)
+        member = self._members[module]
+        # Torch's compiler would follow the capture of a graph, and compile within it.
+        call = (
+            _call_uncompiled
+            if torch.compiler.is_compiling()
+            else GraphedMember.__call__
+        )
+        return call(member, image, drawn)
 
     def __str__(self) -> str:
         """Whether they run as graphs, and which does not, and why."""
@@ -111,17 +119,19 @@ class GraphedMember:
 
     def _capture(self, image: Tensor, drawn: dict[str, Tensor]) -> _Graph | None:
         """Capture and compare; None: the member runs as it is from now on."""
-        try:
-            why = _why_host_draws(self._module, image, drawn)
-            if not why:
+        # Here an error is the member's own, and not one of its graph's.
+        why = _why_host_draws(self._module, image, drawn)
+        if not why:
+            try:
                 graph = _Graph(self._module, image, drawn)
                 why = _why_unlike(self._module, graph, image, _kinds(drawn))
                 if not why:
                     return graph
-        except TransformError as error:
-            first = str(error.__cause__ or error).splitlines()[0].split(". ")[0]
-            why = f"it cannot be captured ({first})"
+            except Exception as error:
+                # Of any kind: a member's code may expect its numbers on the host.
+                why = f"it cannot be captured ({_in_short(error)})"
         self.why_eager = why
+        self._graphs.clear()
         name = type(self._module).__name__
         _logger.warning("%s runs without a CUDA graph: %s.", name, why)
         return None
@@ -135,6 +145,9 @@ class GraphedMember:
         self._start()
 
 
+_call_uncompiled: Callable[..., Tensor] = _disable_dynamo(GraphedMember.__call__)
+
+
 class _Graph:
     """A member captured for one kind of images and numbers."""
 
@@ -142,12 +155,13 @@ class _Graph:
         self, module: nn.Module, image: Tensor, drawn: dict[str, Tensor]
     ) -> None:
         self._lock = threading.Lock()  # One thread at a time fills the buffers.
-        self._buffer = _Buffer(drawn)
-        self._module = _on_device(module, image.device)
-        leaves, spec = pytree.tree_flatten(
-            ((image, ship(self._buffer.filled(drawn), image.device)), {})
-        )
-        self._captured: Captured = capture(self._apply, leaves, spec)
+        # What is made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            self._buffer = _Buffer(drawn)
+            self._module = _on_device(module, image.device)
+            flat = ship(self._buffer.filled(drawn), image.device)
+            leaves, spec = pytree.tree_flatten(((image, flat), {}))
+            self._captured: Captured = capture(self._apply, leaves, spec)
 
     def _apply(self, image: Tensor, flat: Tensor) -> Any:
         return self._module(image, params=dict(self._buffer.read(flat)))
@@ -239,7 +253,7 @@ def _why_host_draws(module: nn.Module, image: Tensor, drawn: dict[str, Tensor]) 
     with generators_seeded(0, image.device):
         before = torch.get_rng_state(), random.getstate()
         with torch.no_grad():
-            run_kept(module, image, drawn)
+            _run_on_copies(module, image, drawn)
         is_still = torch.equal(torch.get_rng_state(), before[0])
         if is_still and random.getstate() == before[1]:
             return ""
@@ -253,7 +267,7 @@ def _why_unlike(
     for seed in (1, 2):
         with generators_seeded(seed, image.device), torch.no_grad():
             drawn, _ = draw_kept(module, image.shape, None)
-            expected = run_kept(module, image, drawn)
+            expected = _run_on_copies(module, image, drawn)
         with generators_seeded(seed, image.device):
             again, _ = draw_kept(module, image.shape, None)
             if _kinds(again) != kinds:
@@ -263,9 +277,28 @@ def _why_unlike(
     return ""
 
 
+def _run_on_copies(
+    module: nn.Module, image: Tensor, drawn: dict[str, Tensor]
+) -> Tensor:
+    """Run a member that may write to its images and its numbers, which go on."""
+    copied = {name: value.clone() for name, value in drawn.items()}
+    return run_kept(module, image.clone(), copied)
+
+
 def _is_alike(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    scale = other.abs().max().clamp(min=1.0)
-    unlike = (one - other).abs() > _PIXEL_TOLERANCE * scale
+    scale = other.abs().nan_to_num(0.0, posinf=0.0).max().clamp(min=1.0)
+    # Asked so that what is no number, or infinite, in one alone is not alike.
+    is_near = (one - other).abs() <= _PIXEL_TOLERANCE * scale
+    is_equal = (one == other) | (one.isnan() & other.isnan())
+    unlike = ~(is_near | is_equal)
     return bool(unlike.float().mean() <= _MOST_UNLIKE)
+
+
+def _in_short(error: Exception) -> str:
+    """An error's first sentence, or its kind: some say nothing."""
+    cause = error.__cause__ if isinstance(error, TransformError) else None
+    told = cause or error
+    lines = str(told).strip().splitlines() or [type(told).__name__]
+    return lines[0].split(". ")[0]
