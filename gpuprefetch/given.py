@@ -37,14 +37,14 @@ def note_what_was_given(
         hints = dict.fromkeys(
             hint for leaf in leaves_of(inputs) for hint in _hints(leaf, str(error))
         )
+        said = (
+            f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
+            f"transform was given {given}."
+        )
+        error.add_note(" ".join((said, *hints)))
     except Exception:
         # Objects of the user's may fail at anything; their first error is what counts.
         return
-    said = (
-        f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
-        f"transform was given {given}."
-    )
-    error.add_note(" ".join((said, *hints)))
 
 
 def _describe_all(inputs: tuple[Any, ...]) -> Iterator[str]:

@@ -110,6 +110,17 @@ def test_what_cannot_be_described_does_not_hide_the_error() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_an_error_that_takes_no_notes_is_raised_as_it_is() -> None:
+    class WithoutNotes(RuntimeError):
+        __notes__ = "none"
+
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        raise WithoutNotes("mine")
+
+    with pytest.raises(WithoutNotes, match=r"^mine"):
+        next(iter(StreamPrefetchLoader([torch.ones(2)], transform, device="cpu")))
+
+
 def test_nothing_is_noted_where_the_transform_did_not_run() -> None:
     assert notes_of({"x": 1}, device="cpu") == ""
 
