@@ -275,9 +275,7 @@ def test_the_members_own_error_is_raised_and_is_none_of_its_graph(
     assert not graphs.captured
 
 
-def test_graphs_that_are_not_used_any_more_give_their_memory_back(
-    graphs: Graphs,
-) -> None:
+def test_graphs_that_go_unused_give_their_memory_back(graphs: Graphs) -> None:
     module, fewer = gamma(), (2, *SHAPE[1:])
     member = GraphedMember(module)
     member(torch.rand(SHAPE), drawn(module))
@@ -351,6 +349,29 @@ def test_the_first_batch_is_transformed_once(graphs: Graphs, kind: Any) -> None:
     assert torch.equal(member(images, numbers), expected)
     assert graphs.captured
     assert not member.why_eager
+
+
+class BesideAnotherThread(K.RandomGamma):
+    """Somebody else draws meanwhile, more or less."""
+
+    num_calls = 0
+
+    def apply_transform(self, *args: Any, **settings: Any) -> Tensor:
+        self.num_calls += 1
+        torch.rand(self.num_calls)
+        return super().apply_transform(*args, **settings)
+
+    def generate_parameters(self, *args: Any, **settings: Any) -> Any:
+        torch.rand(self.num_calls)
+        return super().generate_parameters(*args, **settings)
+
+
+def test_a_member_is_not_blamed_for_what_another_thread_draws(graphs: Graphs) -> None:
+    module = BesideAnotherThread((0.5, 2.0), p=1.0)
+    member = GraphedMember(module)
+    member(torch.rand(SHAPE), drawn(module))
+    assert not member.why_eager
+    assert graphs.captured
 
 
 def test_torchs_compiler_does_not_follow_a_capture(
