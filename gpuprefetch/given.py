@@ -5,6 +5,7 @@ failure; nothing here is asked while all goes well.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -34,25 +35,28 @@ def note_what_was_given(
         hints = dict.fromkeys(
             hint for leaf in leaves_of(inputs) for hint in _hints(leaf, str(error))
         )
+        said = (
+            f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
+            f"transform was given {given}."
+        )
+        error.add_note(" ".join((said, *hints)))
     except Exception:
         # Objects of the user's may fail at anything; their first error is what counts.
         return
-    said = (
-        f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
-        f"transform was given {given}."
-    )
-    error.add_note(" ".join((said, *hints)))
 
 
-def _describe_all(inputs: tuple[Any, ...]) -> list[str]:
-    """Describe the first leaves of the arguments, in order, and count the others."""
-    described = [
-        f"{_place(inputs, number, leaf)}{_describe(leaf)}"
+def _describe_all(inputs: tuple[Any, ...]) -> Iterator[str]:
+    """Describe the leaves of all arguments, in order."""
+    leaves = [
+        (number, leaf)
         for number, value in enumerate(inputs)
         for leaf in leaves_of(value)
     ]
-    more = len(described) - _MOST_LISTED
-    return described[:_MOST_LISTED] + [f"and {more} more"] * (more > 0)
+    # No more than are listed: to find the place of one takes a walk of its own.
+    for number, leaf in islice(leaves, _MOST_LISTED):
+        yield f"{_place(inputs, number, leaf)}{_describe(leaf)}"
+    if len(leaves) > _MOST_LISTED:
+        yield f"and {len(leaves) - _MOST_LISTED} more"
 
 
 def _place(inputs: tuple[Any, ...], number: int, leaf: Any) -> str:

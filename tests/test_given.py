@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError
+from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError, given
 from tests.sources import count
 
 pytestmark = pytest.mark.timeout(30)
@@ -82,6 +82,21 @@ def test_a_long_batch_is_not_told_in_full() -> None:
     assert note.endswith("argument[0]: int, and 20 more.")
 
 
+def test_places_are_looked_for_of_the_leaves_that_are_listed_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for: list[Any] = []
+
+    def path_to(batch: Any, part: Any) -> str:
+        looked_for.append(part)
+        return "batch"
+
+    monkeypatch.setattr(given, "path_to", path_to)
+    captions = [str(number) for number in range(1000)]
+    notes_of(captions, None, batch_transform=fail, device="cpu")
+    assert looked_for == captions[:10]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_cannot_be_described_does_not_hide_the_error() -> None:
     ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
@@ -90,6 +105,17 @@ def test_what_cannot_be_described_does_not_hide_the_error() -> None:
     with pytest.raises(RuntimeError, match=r"^mine") as caught:
         next(iter(StreamPrefetchLoader([ragged], fail, device="cpu")))
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_error_that_takes_no_notes_is_raised_as_it_is() -> None:
+    class WithoutNotes(RuntimeError):
+        __notes__ = "none"
+
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        raise WithoutNotes("mine")
+
+    with pytest.raises(WithoutNotes, match=r"^mine"):
+        next(iter(StreamPrefetchLoader([torch.ones(2)], transform, device="cpu")))
 
 
 def test_nothing_is_noted_where_the_transform_did_not_run() -> None:

@@ -111,18 +111,23 @@ def _record(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Warm up on a side stream and capture there, on the current device."""
     side: torch.cuda.Stream = _make(torch.cuda.Stream)
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UP_CALLS):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP_CALLS):
+                work()
+    finally:
+        # Also where the work failed: what it has launched reads memory of ours.
+        torch.cuda.current_stream().wait_stream(side)
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     # Other threads may allocate meanwhile: only this one is held to capture's rules.
     how: dict[str, Any] = {"pool": pool, "capture_error_mode": "thread_local"}
     try:
         with torch.cuda.graph(graph, stream=side, **how):
             return graph, work()
-    except Exception as error:
+    except BaseException as error:
         _recover(pool)
+        if not isinstance(error, Exception):  # Ctrl-C.
+            raise
         raise TransformError(
             "GraphedTransform: the function runs, but cannot be captured as a CUDA "
             f"graph ({error}). It must not wait for the device, as .item(), .cpu() and "

@@ -18,11 +18,12 @@ import copy
 import logging
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
 from gpuprefetch.augment.capture import Captured, capture, replay
@@ -85,7 +86,14 @@ class KeptGraphs:
         Returns:
             Images (B, C, h, w). They belong to the caller: no replay writes to them.
         """
-        return self._members[module](image, drawn)
+        member = self._members[module]
+        # Torch's compiler would follow the capture of a graph, and compile within it.
+        call = (
+            _call_uncompiled
+            if torch.compiler.is_compiling()
+            else GraphedMember.__call__
+        )
+        return call(member, image, drawn)
 
     def __str__(self) -> str:
         """Whether they run as graphs, and which does not, and why."""
@@ -144,16 +152,17 @@ class GraphedMember:
 
     def _capture(self, image: Tensor, drawn: dict[str, Tensor]) -> _Graph | None:
         """Capture and compare; None: it cannot be, and nothing more is captured."""
-        try:
-            why = _why_host_draws(self._module, image, drawn)
-            if not why:
+        # Here an error is the member's own, and not one of its graph's.
+        why = _why_host_draws(self._module, image, drawn)
+        if not why:
+            try:
                 graph = _Graph(self._module, image, drawn)
                 why = _why_unlike(self._module, graph, image, _kinds(drawn))
                 if not why:
                     return graph
-        except TransformError as error:
-            first = str(error.__cause__ or error).splitlines()[0].split(". ")[0]
-            why = f"it cannot be captured ({first})"
+            except Exception as error:
+                # Of any kind: a member's code may expect its numbers on the host.
+                why = f"it cannot be captured ({_in_short(error)})"
         self._give_up(why)
         return None
 
@@ -177,6 +186,9 @@ class GraphedMember:
         self._start()
 
 
+_call_uncompiled: Callable[..., Tensor] = _disable_dynamo(GraphedMember.__call__)
+
+
 class _Graph:
     """A member captured for one kind of images and numbers."""
 
@@ -185,12 +197,13 @@ class _Graph:
     ) -> None:
         self._lock = threading.Lock()  # One thread at a time fills the buffers.
         self._shape, self._dtype = image.shape, image.dtype
-        self._buffer = _Buffer(drawn)
-        self._module = _on_device(module, image.device)
-        leaves, spec = pytree.tree_flatten(
-            ((image, ship(self._buffer.filled(drawn), image.device)), {})
-        )
-        self._captured: Captured = capture(self._apply, leaves, spec)
+        # What is made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            self._buffer = _Buffer(drawn)
+            self._module = _on_device(module, image.device)
+            flat = ship(self._buffer.filled(drawn), image.device)
+            leaves, spec = pytree.tree_flatten(((image, flat), {}))
+            self._captured: Captured = capture(self._apply, leaves, spec)
 
     def is_for_more(self, image: Tensor) -> bool:
         """Whether it takes such images, but a larger batch of them."""
@@ -284,15 +297,29 @@ def _kinds(drawn: dict[str, Tensor]) -> tuple[object, ...]:
 
 
 def _why_host_draws(module: nn.Module, image: Tensor, drawn: dict[str, Tensor]) -> str:
-    """Apply the member once, and see whether a generator of the host has moved."""
-    with generators_seeded(0, image.device):
-        before = torch.get_rng_state(), random.getstate()
-        with torch.no_grad():
-            run_kept(module, image, drawn)
-        is_still = torch.equal(torch.get_rng_state(), before[0])
-        if is_still and random.getstate() == before[1]:
-            return ""
+    """Apply the member, and see whether it moves a generator of the host.
+
+    So may another thread, such as one that pulls the source: it does not come to the
+    same place twice. A member that draws beside it is told by its images.
+    """
+    before, after = _host_states_around(module, image, drawn)
+    if after == before or _host_states_around(module, image, drawn)[1] != after:
+        return ""
     return "it draws numbers on the host while it is applied"
+
+
+def _host_states_around(
+    module: nn.Module, image: Tensor, drawn: dict[str, Tensor]
+) -> tuple[object, object]:
+    """Apply the member from a seed; the host's generators before and after that."""
+    with generators_seeded(0, image.device), torch.no_grad():
+        before = _host_states()
+        _run_on_copies(module, image, drawn)
+        return before, _host_states()
+
+
+def _host_states() -> object:
+    return torch.get_rng_state().numpy().tobytes(), random.getstate()
 
 
 def _why_unlike(
@@ -302,20 +329,40 @@ def _why_unlike(
     for seed in (1, 2):
         with generators_seeded(seed, image.device), torch.no_grad():
             drawn, _ = draw_kept(module, image.shape, None)
-            expected = run_kept(module, image, drawn)
+        if _kinds(drawn) != kinds:
+            return "its numbers change their shapes"
+        # The device's generator too, from which both may draw.
+        with generators_seeded(seed, image.device), torch.no_grad():
+            expected = _run_on_copies(module, image, drawn)
         with generators_seeded(seed, image.device):
-            again, _ = draw_kept(module, image.shape, None)
-            if _kinds(again) != kinds:
-                return "its numbers change their shapes"
-            if not _is_alike(graph(image, again), expected):
+            if not _is_alike(graph(image, drawn), expected):
                 return "its graph gives other images than the member for other numbers"
     return ""
+
+
+def _run_on_copies(
+    module: nn.Module, image: Tensor, drawn: dict[str, Tensor]
+) -> Tensor:
+    """Run a member that may write to its images and its numbers, which go on."""
+    copied = {name: value.clone() for name, value in drawn.items()}
+    return run_kept(module, image.clone(), copied)
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:
     """Whether images are the same but for a few pixels; waits for the device."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    scale = other.abs().max().clamp(min=1.0)
-    unlike = (one - other).abs() > _PIXEL_TOLERANCE * scale
+    scale = other.abs().nan_to_num(0.0, posinf=0.0).max().clamp(min=1.0)
+    # Asked so that what is no number, or infinite, in one alone is not alike.
+    is_near = (one - other).abs() <= _PIXEL_TOLERANCE * scale
+    is_equal = (one == other) | (one.isnan() & other.isnan())
+    unlike = ~(is_near | is_equal)
     return bool(unlike.float().mean() <= _MOST_UNLIKE)
+
+
+def _in_short(error: Exception) -> str:
+    """An error's first sentence, or its kind: some say nothing."""
+    cause = error.__cause__ if isinstance(error, TransformError) else None
+    told = cause or error
+    lines = str(told).strip().splitlines() or [type(told).__name__]
+    return lines[0].split(". ")[0]

@@ -42,7 +42,8 @@ def shorten_crop(crop: Any, kind: type) -> "BoxesOfCrop | None":
     Returns:
         What draws its boxes; None: Kornia does.
     """
-    if crop.flags["cropping_mode"] == "slice" and keeps_all_methods_of(kind, crop):
+    # Asked in this order: a class with methods of its own may have other flags too.
+    if keeps_all_methods_of(kind, crop) and crop.flags["cropping_mode"] == "slice":
         crop.compute_transformation = _MatrixWithoutPixels(crop)
         crop._compute_matrix_lazily = True
         if not crop.flags["padding"] and not crop.flags["pad_if_needed"]:
@@ -84,6 +85,9 @@ class BoxesOfCrop:
 
     def __init__(self, crop: Any) -> None:
         self._crop = crop
+        generator = crop._param_generator
+        self._generator, self._sampler = generator, generator.rand_sampler
+        self._size = tuple(generator.size)
         self._shape: tuple[int, ...] = ()
         self._same: Params = {}
         """What all batches of that shape have in common."""
@@ -98,6 +102,7 @@ class BoxesOfCrop:
         is_usual = type(sampler) is torch.distributions.Uniform
         return (
             is_usual
+            and generator.resize_to is None
             and sampler.low.dtype is torch.float32
             and sampler.low.device.type == "cpu"
             and isinstance(size, (tuple, list))
@@ -113,11 +118,11 @@ class BoxesOfCrop:
             (B, 2), int64.
         """
         crop, count = self._crop, batch_shape[0]
-        if count == 0 or torch.get_default_dtype() is not torch.float32:
+        if count == 0 or not self._is_usual():
             drawn: Params = type(crop).generate_parameters(crop, batch_shape)
             return drawn
         height, width = batch_shape[-2:]
-        crop_height, crop_width = crop._param_generator.size
+        crop_height, crop_width = self._size
         # Kornia draws all columns first, then all rows.
         left = self._draw(count, max(width - crop_width + 1, 0))
         top = self._draw(count, max(height - crop_height + 1, 0))
@@ -128,14 +133,23 @@ class BoxesOfCrop:
         start = torch.stack((left, top), dim=1)
         return {"src": start[:, None] + same["dst"], **same}
 
+    def _is_usual(self) -> bool:
+        """Whether it is as it was: a subclass may give each batch another size."""
+        generator = self._crop._param_generator
+        return (
+            generator is self._generator
+            and generator.rand_sampler is self._sampler
+            and isinstance(generator.size, (tuple, list))
+            and tuple(generator.size) == self._size
+            and torch.get_default_dtype() is torch.float32
+        )
+
     def _draw(self, count: int, extent: int) -> Tensor:
         """First pixels in [0, extent), (B,), float32."""
-        crop = self._crop
-        sampler = crop._param_generator.rand_sampler
-        if crop.same_on_batch:
-            drawn: Tensor = sampler.rsample(torch.Size((1,))).repeat(count)
+        if self._crop.same_on_batch:
+            drawn: Tensor = self._sampler.rsample(torch.Size((1,))).repeat(count)
         else:
-            drawn = sampler.rsample(torch.Size((count,)))
+            drawn = self._sampler.rsample(torch.Size((count,)))
         return drawn.mul_(extent).floor_()
 
 
@@ -157,14 +171,21 @@ class _SameBoxes:
 
     def __init__(self, resize: Any) -> None:
         self._resize = resize
-        self._shape: tuple[int, ...] = ()
+        self._generator = resize._param_generator
+        self._drawn_for: object = None
         self._same: Params = {}
 
     def __call__(self, batch_shape: tuple[int, ...]) -> Params:
-        if tuple(batch_shape) != self._shape:
-            resize = self._resize
+        resize, generator = self._resize, self._generator
+        size, side = generator.output_size, generator.side
+        fixed = size if isinstance(size, int) else tuple(size)
+        asked_for = (tuple(batch_shape), fixed, side, generator.device, generator.dtype)
+        # A subclass may give each batch another size, or another generator.
+        is_known = asked_for == self._drawn_for and resize._param_generator is generator
+        if not is_known:
             self._same = type(resize).generate_parameters(resize, batch_shape)
-            self._shape = tuple(batch_shape)
+            is_same = resize._param_generator is generator
+            self._drawn_for = asked_for if is_same else None
         # Copies: whoever gets them may write to them.
         return {name: value.clone() for name, value in self._same.items()}
 

@@ -39,14 +39,14 @@ class Graphs:
     def capture(self, fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Any:
         if self.error is not None:
             raise self.error
-        args, _ = pytree.tree_unflatten(leaves, spec)
+        args, _ = pytree.tree_unflatten([leaf.clone() for leaf in leaves], spec)
         fn(*args)
         self.captured.append(fn)
         return fn
 
     def replay(self, captured: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         self.replays += 1
-        return captured(*tensors)
+        return captured(*(tensor.clone() for tensor in tensors))
 
 
 @pytest.fixture
@@ -255,3 +255,158 @@ def test_it_is_said_which_members_have_graphs(graphs: Graphs) -> None:
     fused.graphs.run(member, torch.rand(SHAPE), numbers)  # type: ignore[union-attr]
     for text in (fused.summary, repr(fused)):
         assert "DrawsWhileApplied without a graph: it draws" in text
+
+
+# What a capture must not do #
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("tensors on two devices. Move one."), "tensors on two devices"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
+        (TypeError("no numpy of a cuda tensor"), "no numpy of a cuda tensor"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_any_error_of_a_capture_leaves_the_member_as_it_is(
+    graphs: Graphs, error: Exception, told: str
+) -> None:
+    graphs.error = error
+    module = gamma()
+    member, images, numbers = GraphedMember(module), torch.rand(SHAPE), drawn(module)
+    expected = module(images, params=numbers)
+    assert torch.equal(member(images, numbers), expected)
+    assert member.why_eager == f"it cannot be captured ({told})"
+
+
+def test_a_cause_without_a_text_is_told_by_its_kind(graphs: Graphs) -> None:
+    graphs.error = TransformError("it cannot be captured")
+    graphs.error.__cause__ = NotImplementedError()
+    module = gamma()
+    member = GraphedMember(module)
+    member(torch.rand(SHAPE), drawn(module))
+    assert member.why_eager == "it cannot be captured (NotImplementedError)"
+
+
+def test_the_members_own_error_is_raised_and_is_none_of_its_graph(
+    graphs: Graphs,
+) -> None:
+    module = gamma()
+    member = GraphedMember(module)
+    with pytest.raises(Exception, match="must match the size"):
+        member(torch.rand(SHAPE), drawn(module, (7, *SHAPE[1:])))
+    assert not member.why_eager
+    assert not graphs.captured
+
+
+def test_a_graph_of_inference_mode_serves_outside_of_it(graphs: Graphs) -> None:
+    module = gamma()
+    member, images = GraphedMember(module), torch.rand(SHAPE)
+    with torch.inference_mode():
+        member(images, drawn(module))
+    numbers = drawn(module)
+    assert torch.equal(member(images, numbers), module(images, params=numbers))
+    assert len(graphs.captured) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_graph_that_gives_no_numbers_is_not_used(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    replay = graphs.replay
+    monkeypatch.setattr(
+        kept_graphs, "replay", lambda *given: torch.full_like(replay(*given), value)
+    )
+    module = gamma()
+    member, images, numbers = GraphedMember(module), torch.rand(SHAPE), drawn(module)
+    assert torch.equal(member(images, numbers), module(images, params=numbers))
+    assert "other images than the member" in member.why_eager
+
+
+def test_images_that_hold_no_numbers_have_graphs_too(graphs: Graphs) -> None:
+    module = K.RandomInvert(p=0.5)
+    member, images, numbers = GraphedMember(module), torch.rand(SHAPE), drawn(module)
+    images[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    member(images, numbers)
+    assert not member.why_eager
+
+
+class WritesToItsImages(K.RandomGamma):
+    def apply_transform(self, input: Tensor, params: Any, *_: Any, **__: Any) -> Tensor:
+        return input.mul_(params["gamma_factor"].to(input).view(-1, 1, 1, 1))
+
+
+class BlackensColumns(K.RandomGamma):
+    """In place, and twice the same is once: a comparison would not see it."""
+
+    def apply_transform(self, input: Tensor, params: Any, *_: Any, **__: Any) -> Tensor:
+        column = (params["gamma_factor"].to(input) * 4).long().view(-1, 1, 1, 1)
+        return input.masked_fill_(torch.arange(8).view(1, 1, 1, -1) == column, 0.0)
+
+
+class WritesToItsNumbers(K.RandomGamma):
+    def apply_transform(self, input: Tensor, params: Any, *_: Any, **__: Any) -> Tensor:
+        factor = params["gamma_factor"].mul_(2.0)
+        params["seen"] = torch.ones(1)
+        return input * factor.to(input).view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "kind", [WritesToItsImages, BlackensColumns, WritesToItsNumbers]
+)
+def test_the_first_batch_is_transformed_once(graphs: Graphs, kind: Any) -> None:
+    module = kind((0.5, 1.5), p=1.0)
+    member, images, numbers = GraphedMember(module), torch.rand(SHAPE), drawn(module)
+    expected = module(images.clone(), params=copy.deepcopy(numbers))
+    assert torch.equal(member(images, numbers), expected)
+    assert graphs.captured
+    assert not member.why_eager
+
+
+class BesideAnotherThread(K.RandomGamma):
+    """Somebody else draws meanwhile, more or less."""
+
+    num_calls = 0
+
+    def apply_transform(self, *args: Any, **settings: Any) -> Tensor:
+        self.num_calls += 1
+        torch.rand(self.num_calls)
+        return super().apply_transform(*args, **settings)
+
+    def generate_parameters(self, *args: Any, **settings: Any) -> Any:
+        torch.rand(self.num_calls)
+        return super().generate_parameters(*args, **settings)
+
+
+def test_a_member_is_not_blamed_for_what_another_thread_draws(graphs: Graphs) -> None:
+    module = BesideAnotherThread((0.5, 2.0), p=1.0)
+    member = GraphedMember(module)
+    member(torch.rand(SHAPE), drawn(module))
+    assert not member.why_eager
+    assert graphs.captured
+
+
+def test_torchs_compiler_does_not_follow_a_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played, was_compiling = Graphs(), []
+
+    def capture(*given: Any) -> Any:
+        was_compiling.append(torch.compiler.is_compiling())
+        return played.capture(*given)
+
+    # Without the fixture: the compiler asks whether tensors are the device's.
+    fits = lambda _, numbers: isinstance(numbers, dict)  # noqa: E731
+    monkeypatch.setattr(kept_graphs, "_fits_a_graph", fits)
+    monkeypatch.setattr(kept_graphs, "capture", capture)
+    monkeypatch.setattr(kept_graphs, "replay", played.replay)
+    fused = fuse(nn.Sequential(K.RandomHorizontalFlip(), gamma()), kept="graphed")
+    compiled: Any = torch.compile(fused, backend="eager")
+    images = torch.rand(SHAPE)
+    results = []
+    for run in (compiled, fused):
+        torch.manual_seed(3)
+        results.append(run(images))
+    torch.testing.assert_close(*results)
+    assert was_compiling == [False]

@@ -299,3 +299,25 @@ def test_a_graph_gives_in_a_loader_what_the_function_gives(
     for one, other in zip(plain, graphed, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_ctrl_c_during_a_capture_leaves_nothing_behind() -> None:
+    calls = []
+
+    def interrupted(x: Tensor) -> Tensor:
+        calls.append(torch.cuda.is_current_stream_capturing())
+        if calls[-1]:
+            raise KeyboardInterrupt
+        return x * 2
+
+    (x,) = images(1)
+    with pytest.raises(KeyboardInterrupt):
+        GraphedTransform(interrupted)(x)
+    assert calls[-1]
+    before = torch.cuda.get_rng_state()
+    again = GraphedTransform(noisy)
+    again(x)
+    torch.cuda.set_rng_state(before)
+    first = again(x)
+    torch.cuda.set_rng_state(before)
+    torch.testing.assert_close(first, noisy(x))

@@ -10,6 +10,7 @@ import kornia
 import kornia.augmentation as K
 import pytest
 import torch
+from kornia.augmentation import random_generator
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -222,6 +223,92 @@ def test_a_subclass_that_changes_a_method_keeps_its_change(kind: Any) -> None:
     expected, _ = state_after(lambda: module(image))
     got, _ = state_after(lambda: KorniaTransform(module).module(image))
     assert torch.equal(got, expected)
+
+
+class Growing(K.RandomCrop):
+    """A crop of another size for each batch."""
+
+    def forward_parameters(self, batch_shape: Any) -> Any:
+        generator: Any = self._param_generator
+        generator.size = self.flags["size"] = tuple(n + 1 for n in generator.size)
+        return super().forward_parameters(batch_shape)
+
+
+class NewGenerator(K.RandomCrop):
+    """The same, with a generator of its own for each."""
+
+    def forward_parameters(self, batch_shape: Any) -> Any:
+        size = self.flags["size"] = tuple(n + 1 for n in self.flags["size"])
+        self._param_generator = random_generator.CropGenerator(size)
+        return super().forward_parameters(batch_shape)
+
+
+class OfManySizes(K.Resize):
+    def forward_parameters(self, batch_shape: Any) -> Any:
+        generator: Any = self._param_generator
+        generator.output_size = self.flags["size"] = self.flags["size"] + 1
+        return super().forward_parameters(batch_shape)
+
+
+class NewResizeGenerator(K.Resize):
+    def forward_parameters(self, batch_shape: Any) -> Any:
+        size = self.flags["size"] = self.flags["size"] + 1
+        self._param_generator = random_generator.ResizeGenerator(size)
+        return super().forward_parameters(batch_shape)
+
+
+class ToAnotherSize(K.RandomCrop):
+    """Says that its boxes are enlarged, which its pixels are not."""
+
+    def __init__(self) -> None:
+        super().__init__((6, 6))
+        self._param_generator = random_generator.CropGenerator((6, 6), (4, 5))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Growing((4, 5)),
+        lambda: NewGenerator((4, 5)),
+        lambda: OfManySizes(5),
+        lambda: NewResizeGenerator(5),
+        ToAnotherSize,
+    ],
+    ids=["growing", "generator", "sizes", "resize generator", "another size"],
+)
+def test_a_size_that_changes_between_batches_is_followed(make: Any) -> None:
+    module, image = make(), torch.rand(3, 3, 12, 16)
+    ours: Any = KorniaTransform(module).module
+    for _ in range(3):
+        expected, _ = state_after(lambda: module(image))
+        got, _ = state_after(lambda: ours(image))
+        assert torch.equal(got, expected)
+        for key, value in module._params.items():
+            assert torch.equal(ours._params[key], value), key
+        assert torch.equal(ours.transform_matrix, module.transform_matrix)
+
+
+class OwnFlags(K.RandomCrop):
+    """With pixels, padding and flags of its own."""
+
+    def __init__(self) -> None:
+        super().__init__((6, 6))
+        self.flags = {"size": (6, 6)}
+
+    def compute_padding(self, *args: Any, **settings: Any) -> list[int]:
+        return [0, 0, 0, 0]
+
+    def compute_transformation(self, input: Tensor, *args: Any, **_: Any) -> Tensor:
+        return self.identity_matrix(input)
+
+    def apply_transform(self, input: Tensor, *args: Any, **_: Any) -> Tensor:
+        return input[..., :6, :6]
+
+
+def test_flags_of_a_subclass_are_not_asked_for() -> None:
+    image = torch.rand(3, 3, 12, 16)
+    got = KorniaTransform(OwnFlags()).module(image)
+    assert torch.equal(got, image[..., :6, :6])
 
 
 def test_a_subclass_that_only_sets_its_parents_settings_is_spared() -> None:
