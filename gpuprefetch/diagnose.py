@@ -204,6 +204,8 @@ def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
             "Fewer, larger operations: a Kornia chain as transform= runs as one "
             "kernel; gpuprefetch.augment.GraphedTransform(fn) replays any other."
         )
+    if stats.fusion.startswith("not fused: "):  # It was not taken over at all.
+        return figure, f"The transform is {stats.fusion}."
     advice = f"The chain is {stats.fusion}. Leave out what is not fused"
     if "as graphs on CUDA" not in stats.fusion:
         advice += ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpuprefetch.batch import leaves_of, path_to
+from gpuprefetch.foreign import why_not_taken_over
 from gpuprefetch.kinds import is_array
 from gpuprefetch.shapes import looks_channels_last
 
@@ -20,7 +21,7 @@ _MOST_LISTED = 10
 
 
 def note_what_was_given(
-    error: Exception, inputs: tuple[Any, ...], batch_index: int
+    error: Exception, inputs: tuple[Any, ...], batch_index: int, function: object
 ) -> None:
     """Add to an error which batch it is about, and what the transform got of it.
 
@@ -28,12 +29,14 @@ def note_what_was_given(
         error: What the transform raised.
         inputs: Its arguments.
         batch_index: Number of the batch in its pass.
+        function: The transform.
     """
     try:
         given = ", ".join(_describe_all(inputs))
         hints = dict.fromkeys(
             hint for leaf in leaves_of(inputs) for hint in _hints(leaf, str(error))
         )
+        reason = why_not_taken_over(function)
     except Exception:
         # Objects of the user's may fail at anything; their first error is what counts.
         return
@@ -41,7 +44,7 @@ def note_what_was_given(
         f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
         f"transform was given {given}."
     )
-    error.add_note(" ".join((said, *hints)))
+    error.add_note(" ".join(filter(None, (said, *hints, reason))))
 
 
 def _describe_all(inputs: tuple[Any, ...]) -> list[str]:
