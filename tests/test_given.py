@@ -211,7 +211,7 @@ def test_an_array_that_reaches_the_transform_is_told_from_numpy() -> None:
 def test_kornia_asks_for_a_tensor_instead_of_an_array(module: nn.Module) -> None:
     loader = StreamPrefetchLoader([[ARRAY]], module, device="cpu")
     with pytest.raises(
-        BatchError, match=r"is a ndarray.*torch\.from_numpy in the collate function"
+        BatchError, match=r"is an ndarray.*torch\.from_numpy in the collate function"
     ) as caught:
         next(iter(loader))
     assert "from_numpy" not in caught.value.__notes__[0]
