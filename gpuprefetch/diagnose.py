@@ -70,7 +70,7 @@ def diagnose(stats: LoaderStats) -> Diagnosis:
             "Copy and transform were not timed on the device.", 4 * stats.depth
         )
     step_ms = period_ms - lost_ms
-    if not stats.depth and causes[verdict] < step_ms:
+    if not stats.is_overlapped and causes[verdict] < step_ms:
         return _step_beside(stats, step_ms, share, verdict, causes[verdict])
     figure, advice = _EXPLAIN[verdict](stats)
     return Diagnosis(verdict, figure, advice, share)
@@ -194,7 +194,7 @@ def _explain_bus(stats: LoaderStats) -> tuple[str, str]:
 
 def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
     taken = _part(stats.transform_host_ms.mean, stats)
-    if not stats.depth:
+    if not stats.is_overlapped:
         return (
             f"The transform takes {taken}; on {stats.device} nothing runs beside it."
         ), "Fewer or cheaper operations; on a GPU it would run beside the step."

@@ -261,7 +261,7 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
             f"waits {source_ms:.1f} of {period_ms:.1f} ms a batch for them. Pass "
             f"num_workers={_workers_to_pass()}.",
         )
-    if not stats.depth:
+    if not stats.is_overlapped:
         return  # Nothing is copied or overlapped there.
     # While a pass runs, its newest batch has parts and no period yet.
     pin_ms = min(stats.pin_ms.mean, period_ms)

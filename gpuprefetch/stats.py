@@ -104,7 +104,10 @@ class LoaderStats:
     device: str = ""
     """Where batches went; empty before the first pass."""
     depth: int = 0
-    """Most batches that could be in flight; 0 where nothing runs beside the loop."""
+    """Of the loader: most batches pulled or issued and not yet yielded."""
+    is_overlapped: bool = False
+    """Copies and the transform run beside the loop; not so on a CPU, where only a
+    thread that pulls does."""
     num_workers: int | None = None
     """Of the source, if it is a DataLoader."""
     is_threaded: bool = False

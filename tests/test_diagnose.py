@@ -30,7 +30,8 @@ def figures(**given: Any) -> LoaderStats:
         for name, value in given.items()
         if isinstance(value, float) and name != "dry_share"
     }
-    return LoaderStats(batches=100, device="cuda:0", depth=2, **{**given, **spreads})
+    usual = {"device": "cuda:0", "depth": 2, "is_overlapped": True}
+    return LoaderStats(batches=100, **{**usual, **given, **spreads})
 
 
 # One loop of each kind, in ms a batch, as a GPU shows it.
@@ -213,7 +214,7 @@ def test_a_device_that_runs_dry_now_and_then_is_no_sign() -> None:
 
 
 def _inline(**given: Any) -> LoaderStats:
-    return replace(figures(**given), device="cpu", depth=0)
+    return replace(figures(**given), device="cpu", is_overlapped=False)
 
 
 def test_on_a_cpu_the_transform_or_the_source_or_the_step_is_the_limit() -> None:
@@ -245,7 +246,7 @@ def test_in_turn_the_verdict_names_the_longest_part_and_the_advice_the_next(
     assert diagnosis.verdict == "step-bound"
     assert "The training step takes" in diagnosis.figure
     assert diagnosis.advice.startswith(f"At most {part} to gain: {name}. ")
-    beside = replace(stats, device="cuda:0", depth=2)
+    beside = replace(stats, device="cuda:0", is_overlapped=True)
     assert diagnose(beside).verdict != "step-bound"
 
 

@@ -112,7 +112,7 @@ def test_advice_on_such_a_chain_does_not_send_it_to_fuse() -> None:
         )
     }
     fusion = fusion_of(chain(Mine()))
-    stats = LoaderStats(batches=100, device="cuda:0", depth=2, fusion=fusion, **spread)
+    stats = LoaderStats(batches=100, is_overlapped=True, fusion=fusion, **spread)
     advice = diagnose(stats).advice
     assert "Mine is no Kornia augmentation" in advice
     assert "fuse(" not in advice

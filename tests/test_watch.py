@@ -276,7 +276,7 @@ def _figures(**given: Any) -> LoaderStats:
         for name, value in given.items()
         if isinstance(value, float)
     }
-    return LoaderStats(batches=32, depth=2, **{**given, **spreads})
+    return LoaderStats(batches=32, is_overlapped=True, **{**given, **spreads})
 
 
 PAGEABLE = _figures(period_ms=10.0, pin_ms=3.0, loader_ms=3.1, copy_ms=1.0)
