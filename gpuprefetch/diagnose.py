@@ -21,7 +21,12 @@ from typing import Literal
 
 from gpuprefetch.cores import FEW_WORKERS, count_cores, workers_for
 from gpuprefetch.stats import LoaderStats
-from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
+from gpuprefetch.thresholds import (
+    FEWEST_BATCHES,
+    HEAVY_SOURCE_MS,
+    NOTHING_TO_GAIN,
+    RUN_DRY,
+)
 
 __all__ = ["Diagnosis", "Verdict", "diagnose"]
 
@@ -151,6 +156,14 @@ def _part(ms: float, stats: LoaderStats) -> str:
 
 def _explain_source(stats: LoaderStats) -> tuple[str, str]:
     figure = f"The loop waits for the source {_part(stats.source_wait_ms.mean, stats)}."
+    # Where a thread pulls, the loop may wait for a small part of it only.
+    source_ms = max(stats.source_wait_ms.mean, stats.pull_ms.mean)
+    if stats.num_workers == 0 and source_ms < HEAVY_SOURCE_MS:
+        return figure, (
+            f"Larger batches, or a cheaper Dataset: it takes less than "
+            f"{HEAVY_SOURCE_MS:.0f} ms a batch, too little for a worker process to "
+            "help."
+        )
     if stats.num_workers == 0:
         return figure, (
             f"DataLoader(num_workers={workers_for(FEW_WORKERS)}), now 0: batches are "

@@ -131,6 +131,28 @@ def test_no_more_workers_are_advised_than_there_are_cores(
     assert advice in diagnose(replace(SOURCE, num_workers=workers)).advice
 
 
+def test_a_source_quicker_than_a_hand_over_asks_for_no_workers() -> None:
+    quick = _inline(period_ms=1.0, source_wait_ms=0.46, pull_ms=0.46, num_workers=0)
+    beside = replace(
+        SOURCE,
+        source_wait_ms=Spread(1.9, 1.9, 1.9, 40),
+        pull_ms=Spread(1.9, 1.9, 1.9, 40),
+        period_ms=Spread(3.0, 3.0, 3.0, 40),
+        num_workers=0,
+    )
+    for stats in (quick, beside):
+        advice = diagnose(stats).advice
+        assert "Larger batches" in advice
+        assert "less than 2 ms" in advice
+        assert "num_workers=" not in advice
+    assert diagnose(quick).advice.startswith("At most 46% to gain: the source. Larger")
+    # Its thread takes long, though the loop waits for the rest of it only.
+    pulled = replace(beside, pull_ms=Spread(9.0, 9.0, 9.0, 40))
+    heavy = replace(quick, period_ms=SOURCE.period_ms, source_wait_ms=SOURCE.pull_ms)
+    for stats in (pulled, heavy):
+        assert "num_workers=" in diagnose(stats).advice
+
+
 @pytest.mark.parametrize(
     ("num_cores", "advice"),
     [
