@@ -127,9 +127,9 @@ def _hint_at_number(function: Any, given: int) -> str:
         return ""
     inputs = 0 if number == 1 else tuple(range(number))
     return (
-        f"The function takes {counted(number, 'value')} and was given {given}: as "
-        f"transform=, inputs={inputs} gives it {number}, by index; keys or fields do "
-        "so by name."
+        f"The function takes {counted(number, 'value')} and was given {given}. As "
+        f"transform=, it gets {number} with inputs={inputs}, or with as many keys or "
+        "fields."
     )
 
 

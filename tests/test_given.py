@@ -154,14 +154,14 @@ def test_another_number_of_values_is_told_with_the_cure(
 ) -> None:
     note = notes_of([torch.ones(2)] * 3, transform, inputs=inputs, device="cpu")
     number, _, cure = said.partition(": ")
-    assert f"{number}: as transform=, {cure} gives it" in note
-    assert "keys or fields do so by name" in note
+    assert f"{number}. As transform=, it gets {said.split()[1]} with {cure}" in note
+    assert "as many keys or fields" in note
 
 
 def test_a_function_of_the_batch_is_told_where_two_values_come_from() -> None:
     batch = [torch.ones(2)] * 2
     note = notes_of(batch, None, batch_transform=takes_two, device="cpu")
-    assert "as transform=, inputs=(0, 1) gives it 2" in note
+    assert "As transform=, it gets 2 with inputs=(0, 1)" in note
 
 
 def raises_inside(x: Any) -> Any:
@@ -172,7 +172,7 @@ def raises_inside(x: Any) -> Any:
 def test_other_errors_say_nothing_of_the_number(transform: Callable[..., Any]) -> None:
     note = notes_of([torch.ones(2), 3], transform, device="cpu")
     assert "was given" in note
-    assert "gives it" not in note
+    assert "it gets" not in note
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
