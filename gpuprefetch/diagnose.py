@@ -21,7 +21,12 @@ from typing import Literal
 
 from gpuprefetch.cores import FEW_WORKERS, count_cores, workers_for
 from gpuprefetch.stats import LoaderStats
-from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, RUN_DRY
+from gpuprefetch.thresholds import (
+    FEWEST_BATCHES,
+    HEAVY_SOURCE_MS,
+    NOTHING_TO_GAIN,
+    RUN_DRY,
+)
 
 __all__ = ["Diagnosis", "Verdict", "diagnose"]
 
@@ -70,7 +75,7 @@ def diagnose(stats: LoaderStats) -> Diagnosis:
             "Copy and transform were not timed on the device.", 4 * stats.depth
         )
     step_ms = period_ms - lost_ms
-    if not stats.depth and causes[verdict] < step_ms:
+    if not stats.is_overlapped and causes[verdict] < step_ms:
         return _step_beside(stats, step_ms, share, verdict, causes[verdict])
     figure, advice = _EXPLAIN[verdict](stats)
     return Diagnosis(verdict, figure, advice, share)
@@ -151,6 +156,14 @@ def _part(ms: float, stats: LoaderStats) -> str:
 
 def _explain_source(stats: LoaderStats) -> tuple[str, str]:
     figure = f"The loop waits for the source {_part(stats.source_wait_ms.mean, stats)}."
+    # Where a thread pulls, the loop may wait for a small part of it only.
+    source_ms = max(stats.source_wait_ms.mean, stats.pull_ms.mean)
+    if stats.num_workers == 0 and source_ms < HEAVY_SOURCE_MS:
+        return figure, (
+            f"Larger batches, or a cheaper Dataset: it takes less than "
+            f"{HEAVY_SOURCE_MS:.0f} ms a batch, too little for a worker process to "
+            "help."
+        )
     if stats.num_workers == 0:
         return figure, (
             f"DataLoader(num_workers={workers_for(FEW_WORKERS)}), now 0: batches are "
@@ -194,7 +207,7 @@ def _explain_bus(stats: LoaderStats) -> tuple[str, str]:
 
 def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
     taken = _part(stats.transform_host_ms.mean, stats)
-    if not stats.depth:
+    if not stats.is_overlapped:
         return (
             f"The transform takes {taken}; on {stats.device} nothing runs beside it."
         ), "Fewer or cheaper operations; on a GPU it would run beside the step."
@@ -204,6 +217,8 @@ def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
             "Fewer, larger operations: a Kornia chain as transform= runs as one "
             "kernel; gpuprefetch.augment.GraphedTransform(fn) replays any other."
         )
+    if stats.fusion.startswith("not fused: "):  # It was not taken over at all.
+        return figure, f"The transform is {stats.fusion}."
     advice = f"The chain is {stats.fusion}. Leave out what is not fused"
     if "as graphs on CUDA" not in stats.fusion:
         advice += ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"

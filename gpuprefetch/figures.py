@@ -81,7 +81,8 @@ class Figures:
             pinned_bytes=self._resources.pinned_bytes,
             transform=text,
             fusion=fusion,
-            depth=self._settings.depth if runs_beside else 0,
+            depth=self._settings.depth,
+            is_overlapped=runs_beside,
             num_workers=workers if isinstance(self._source, DataLoader) else None,
             notes=self.watch.notes,
         )

@@ -24,7 +24,7 @@ from gpuprefetch.kinds import (
     is_kornia_module,
 )
 from gpuprefetch.move import is_plain_dense
-from gpuprefetch.shapes import looks_channels_last
+from gpuprefetch.shapes import looks_channels_last, looks_gray
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.thresholds import (
     FEWEST_BATCHES,
@@ -165,11 +165,12 @@ def in_batch(batch: Any, *, is_source_pinning: bool) -> Iterator[Finding]:
         )
 
 
-def in_images(inputs: tuple[Any, ...]) -> Iterator[Finding]:
-    """Look for images of which Kornia would take the rows for channels.
+def in_images(inputs: tuple[Any, ...], batch: Any) -> Iterator[Finding]:
+    """Look for images of which Kornia would take the rows, or the batch, for channels.
 
     Args:
         inputs: What a Kornia augmentation gets of the first batch.
+        batch: The whole of it, with the labels.
     """
     image = inputs[0]
     if not isinstance(image, torch.Tensor) or image.is_nested:
@@ -183,6 +184,26 @@ def in_images(inputs: tuple[Any, ...]) -> Iterator[Finding]:
             f"{shape[3]} pixels, and augments those. Pass images.permute(0, 3, 1, 2), "
             "in the collate function.",
         )
+    labels = _labels_of(batch, image) if looks_gray(shape) else None
+    if labels is not None:
+        yield Finding(
+            "gray",
+            f"the images for Kornia have the shape {shape}, and "
+            f"{path_to(batch, labels)} has {len(labels)} entries, which looks like "
+            "gray images (B, H, W). For Kornia a 3-d tensor is one image (C, H, W): "
+            "the whole batch gets one draw. Pass images.unsqueeze(1), in the collate "
+            "function.",
+        )
+
+
+def _labels_of(batch: Any, image: torch.Tensor) -> torch.Tensor | None:
+    """Find what has one number, or one row, for each image."""
+    for leaf in leaves_of(batch):
+        if leaf is image or not isinstance(leaf, torch.Tensor) or leaf.is_nested:
+            continue
+        if leaf.ndim in (1, 2) and len(leaf) == len(image):
+            return leaf
+    return None
 
 
 def pageable_leaf(batch: Any) -> torch.Tensor | None:
@@ -240,7 +261,7 @@ def in_figures(stats: LoaderStats, pageable_path: str) -> Iterator[Finding]:
             f"waits {source_ms:.1f} of {period_ms:.1f} ms a batch for them. Pass "
             f"num_workers={_workers_to_pass()}.",
         )
-    if not stats.depth:
+    if not stats.is_overlapped:
         return  # Nothing is copied or overlapped there.
     # While a pass runs, its newest batch has parts and no period yet.
     pin_ms = min(stats.pin_ms.mean, period_ms)

@@ -4,14 +4,18 @@ A note on its error says so: which batch, and what kinds of tensors. Made only a
 failure; nothing here is asked while all goes well.
 """
 
+import inspect
+import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from gpuprefetch.batch import leaves_of, path_to
+from gpuprefetch.foreign import why_not_taken_over
 from gpuprefetch.kinds import is_array
+from gpuprefetch.plural import counted
 from gpuprefetch.shapes import looks_channels_last
 
 __all__ = ["note_what_was_given"]
@@ -19,9 +23,23 @@ __all__ = ["note_what_was_given"]
 # Leaves that a note lists.
 _MOST_LISTED = 10
 
+# Leaves whose places are looked for.
+_MOST_PLACED = 256
+
+# Items of a list that are told one by one, even if they are alike.
+_MOST_ALIKE = 3
+
+# The place of an item in its list.
+_INDEX = re.compile(r"\[\d+\]: $")
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
 
 def note_what_was_given(
-    error: Exception, inputs: tuple[Any, ...], batch_index: int
+    error: Exception, inputs: tuple[Any, ...], batch_index: int, function: object
 ) -> None:
     """Add to an error which batch it is about, and what the transform got of it.
 
@@ -29,34 +47,55 @@ def note_what_was_given(
         error: What the transform raised.
         inputs: Its arguments.
         batch_index: Number of the batch in its pass.
+        function: The transform.
     """
     try:
         given = ", ".join(_describe_all(inputs))
         hints = dict.fromkeys(
             hint for leaf in leaves_of(inputs) for hint in _hints(leaf, str(error))
         )
+        hints |= dict.fromkeys((_hint_at_number(function, len(inputs)),))
+        hints |= dict.fromkeys((why_not_taken_over(function),))
         said = (
             f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
             f"transform was given {given}."
         )
-        error.add_note(" ".join((said, *hints)))
+        error.add_note(" ".join(filter(None, (said, *hints))))
     except Exception:
         # Objects of the user's may fail at anything; their first error is what counts.
         return
 
 
-def _describe_all(inputs: tuple[Any, ...]) -> Iterator[str]:
-    """Describe the leaves of all arguments, in order."""
+def _describe_all(inputs: tuple[Any, ...]) -> list[str]:
+    """Describe the first leaves of the arguments, in order, and count the others."""
     leaves = [
         (number, leaf)
         for number, value in enumerate(inputs)
         for leaf in leaves_of(value)
     ]
-    # No more than are listed: to find the place of one takes a walk of its own.
-    for number, leaf in islice(leaves, _MOST_LISTED):
-        yield f"{_place(inputs, number, leaf)}{_describe(leaf)}"
-    if len(leaves) > _MOST_LISTED:
-        yield f"and {len(leaves) - _MOST_LISTED} more"
+    # No more than these: to find the place of one takes a walk of its own.
+    placed = [
+        (_place(inputs, number, leaf), leaf) for number, leaf in leaves[:_MOST_PLACED]
+    ]
+    runs = [list(run) for _, run in groupby(placed, key=lambda it: _kind_of(*it))]
+    described = [text for run in runs for text in _describe_run(run)]
+    more = len(described[_MOST_LISTED:]) + len(leaves[_MOST_PLACED:])
+    return described[:_MOST_LISTED] + [f"and {more} more"] * (more > 0)
+
+
+def _kind_of(place: str, leaf: Any) -> tuple[str, str]:
+    """Give what the items of a list have in common, with their list."""
+    return _INDEX.sub("", place), _describe(leaf, with_shape=False)
+
+
+def _describe_run(run: list[tuple[str, Any]]) -> list[str]:
+    """Describe items of one list: each of a few, the first of many."""
+    told = [f"{place}{_describe(leaf)}" for place, leaf in run]
+    if len(run) <= _MOST_ALIKE:
+        return told
+    is_uniform = len({_describe(leaf) for _, leaf in run}) == 1
+    others = "" if is_uniform else ", of other shapes"
+    return [told[0], f"and {len(run) - 1} more like it{others}"]
 
 
 def _place(inputs: tuple[Any, ...], number: int, leaf: Any) -> str:
@@ -68,13 +107,37 @@ def _place(inputs: tuple[Any, ...], number: int, leaf: Any) -> str:
     return f"{argument}{path}: "
 
 
-def _describe(leaf: Any) -> str:
+def _describe(leaf: Any, *, with_shape: bool = True) -> str:
     name = type(leaf).__qualname__
-    if isinstance(leaf, torch.Tensor):
-        return f"{name} {tuple(leaf.shape)} {leaf.dtype} on {leaf.device}"
-    if is_array(leaf):
-        return f"{name} {leaf.shape} {leaf.dtype} in host memory"
-    return name
+    if not isinstance(leaf, torch.Tensor) and not is_array(leaf):
+        return name
+    shape = f" {tuple(leaf.shape)}" if with_shape else ""
+    place = "in host memory" if is_array(leaf) else f"on {leaf.device}"
+    return f"{name}{shape} {leaf.dtype} {place}"
+
+
+def _hint_at_number(function: Any, given: int) -> str:
+    """Say which inputs would give a function as many values as it takes."""
+    call = getattr(function, "forward", function)  # A module's own takes anything.
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return ""  # Built in, or no function at all.
+    parameters = signature.parameters.values()
+    takes = [one for one in parameters if one.kind in _POSITIONAL]
+    needed = sum(one.default is one.empty for one in takes)
+    is_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if needed <= given and (is_any or given <= len(takes)):
+        return ""
+    number = needed if given < needed else len(takes)
+    if not number:
+        return ""
+    inputs = 0 if number == 1 else tuple(range(number))
+    return (
+        f"The function takes {counted(number, 'value')} and was given {given}. As "
+        f"transform=, it gets {number} with inputs={inputs}, or with as many keys or "
+        "fields."
+    )
 
 
 def _hints(leaf: Any, message: str) -> Iterator[str]:

@@ -25,18 +25,17 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from gpuprefetch.batch import map_leaves
 from gpuprefetch.diagnose import diagnose
 from gpuprefetch.errors import SettingError
+from gpuprefetch.kinds import is_fused_module, is_kornia_module
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.move import move_leaf
 from gpuprefetch.selection import Selection
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import is_asynchronous
 from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, TOO_WIDE
-from gpuprefetch.transform import fusion_of
 from gpuprefetch.workloads import to_unit_float
 
 __all__ = ["Effort", "Gain", "Probe", "interval_of_median", "probe"]
@@ -316,7 +315,7 @@ class _Parts:
         transform = self._transform
         assert transform is not None
         inputs = self._selection.take(batch)
-        if isinstance(transform, nn.Module) and fusion_of(transform):
+        if is_kornia_module(transform) or is_fused_module(transform):
             # What a user of Kornia has to write.
             inputs = tuple(map(_scaled, inputs))
         with torch.no_grad():

@@ -1,13 +1,14 @@
 """Are the arguments of the loader sound, and what do their defaults stand for?"""
 
 import operator
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from gpuprefetch.errors import SettingError, SettingTypeError
 from gpuprefetch.kinds import (
@@ -16,8 +17,12 @@ from gpuprefetch.kinds import (
     is_hashable,
     is_kornia_module,
 )
+from gpuprefetch.plural import counted, with_article
 
 __all__ = ["Settings", "check_source", "parse_device", "parse_int", "resolve_device"]
+
+# Keys of a dict that a message lists.
+_MOST_KEYS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +112,19 @@ class Settings:
         if any(not is_hashable(n) or isinstance(n, bool) for n in names):
             raise SettingTypeError(
                 f"inputs must be an index, a key, a field name, or a tuple of those, "
-                f"got {self.inputs!r}. Pass inputs=0 or inputs='image', for example."
+                f"got {self.inputs!r}. Pass {_usable_instead(self.inputs)}."
             )
         if len(set(names)) < len(names):
             raise SettingError(
                 f"inputs={self.inputs!r} names the same input twice, and it could be "
                 "replaced by one result only. Name each input once."
             )
+
+
+def _usable_instead(inputs: object) -> str:
+    if isinstance(inputs, list) and inputs and all(map(is_hashable, inputs)):
+        return f"inputs={tuple(inputs)!r}"
+    return "inputs=0 or inputs='image', for example"
 
 
 def _takes_images(function: object) -> bool:
@@ -130,7 +141,8 @@ def check_source(source: object) -> None:
     """Refuse what gives no batches.
 
     Raises:
-        SettingTypeError: It cannot be iterated, is a ``Dataset``, or text.
+        SettingTypeError: It cannot be iterated, is a ``Dataset``, or text; or what it
+            gives is keys, rows, modules or DataLoaders.
     """
     if isinstance(source, (str, bytes, bytearray)):
         raise SettingTypeError(
@@ -138,12 +150,49 @@ def check_source(source: object) -> None:
             f"{type(source).__name__} {source[:40]!r}, which holds none. Pass the "
             "DataLoader that reads the data, not the name of a file."
         )
+    mistaken = _describe_mistaken(source)
+    if mistaken:
+        raise SettingTypeError(
+            "source must be a DataLoader or another iterable of batches, got "
+            f"{mistaken}"
+        )
     is_sequence = hasattr(source, "__getitem__") and not isinstance(source, Dataset)
     if not isinstance(source, Iterable) and not is_sequence:
         raise SettingTypeError(
             "source must be a DataLoader or another iterable of batches, got "
             f"{type(source).__name__}. Wrap a Dataset in a DataLoader first."
         )
+
+
+def _describe_mistaken(source: object) -> str:
+    """Say what can be iterated and gives no batches, and what to pass; else empty."""
+    came = with_article(type(source).__qualname__)
+    if isinstance(source, Mapping):
+        return (
+            f"{came} with the keys {list(islice(source, _MOST_KEYS))}, which gives its "
+            "keys. Pass one of its values, if those are DataLoaders; of a dict of "
+            "tensors, make a Dataset and wrap it in a DataLoader."
+        )
+    if isinstance(source, torch.Tensor) or is_array(source):
+        return (
+            f"{came}, which gives its rows. Pass DataLoader(TensorDataset(images, "
+            "labels), batch_size=...), or iter(...) of it if its rows are batches."
+        )
+    if isinstance(source, nn.Module):
+        return (
+            f"the module {type(source).__qualname__}. Pass the DataLoader first, and "
+            "the module as transform=."
+        )
+    if isinstance(source, (list, tuple)) and source and all(map(_is_loader, source)):
+        return (
+            f"{came} of {counted(len(source), 'DataLoader')}. Pass one of them, or one "
+            "DataLoader over ConcatDataset([...]) of their datasets."
+        )
+    return ""
+
+
+def _is_loader(value: object) -> bool:
+    return isinstance(value, DataLoader)
 
 
 def parse_int(name: str, value: Any) -> int:

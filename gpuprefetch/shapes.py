@@ -1,8 +1,8 @@
 """What does the shape of an image batch look like?"""
 
-__all__ = ["looks_channels_last"]
+__all__ = ["looks_channels_last", "looks_gray"]
 
-# Last sizes that are rather channels than a width.
+# Sizes that are rather channels than a width, or than a number of images.
 _CHANNELS = (1, 3, 4)
 
 
@@ -11,3 +11,8 @@ def looks_channels_last(shape: tuple[int, ...]) -> bool:
     if len(shape) != 4 or shape[-1] not in _CHANNELS:
         return False
     return min(shape[1:3]) > max(_CHANNELS)
+
+
+def looks_gray(shape: tuple[int, ...]) -> bool:
+    """Tell whether a shape may be (B, H, W), and not only (C, H, W)."""
+    return len(shape) == 3 and shape[0] not in _CHANNELS

@@ -99,11 +99,15 @@ class LoaderStats:
     transform: str = "none"
     """What runs on the device: the transform's name and how it is run."""
     fusion: str = ""
-    """For a Kornia module: ``fused``, or which members are not, and why. Else empty."""
+    """For a Kornia module: ``fused``, or which members are not, and why. For a module
+    that only holds some: why it is called as it is. Else empty."""
     device: str = ""
     """Where batches went; empty before the first pass."""
     depth: int = 0
-    """Most batches that could be in flight; 0 where nothing runs beside the loop."""
+    """Of the loader: most batches pulled or issued and not yet yielded."""
+    is_overlapped: bool = False
+    """Copies and the transform run beside the loop; not so on a CPU, where only a
+    thread that pulls does."""
     num_workers: int | None = None
     """Of the source, if it is a DataLoader."""
     is_threaded: bool = False
@@ -120,7 +124,7 @@ class LoaderStats:
 
     @property
     def is_fused(self) -> bool | None:
-        """Whether a Kornia module runs fused, or parts of it; ``None`` without one."""
+        """Whether Kornia augmentations run fused, or some; ``None`` without any."""
         return self.fusion.startswith("fused") if self.fusion else None
 
     def as_dict(self, prefix: str = "") -> dict[str, float]:

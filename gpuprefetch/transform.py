@@ -14,6 +14,7 @@ import torch
 
 from gpuprefetch.batch import map_leaves
 from gpuprefetch.errors import TransformError
+from gpuprefetch.foreign import why_not_taken_over
 from gpuprefetch.given import note_what_was_given
 from gpuprefetch.kinds import is_array, is_fused_module, is_kornia_module
 from gpuprefetch.move import check_on_device
@@ -101,7 +102,7 @@ class DeviceTransform:
         try:
             result = self._call(inputs, batch_index)
         except Exception as error:
-            note_what_was_given(error, inputs, batch_index)
+            note_what_was_given(error, inputs, batch_index, self._function)
             raise
         placed = result
         if self._selection is not None:
@@ -174,11 +175,15 @@ def describe_transform(transform: Callable[..., Any] | None) -> str:
 
 
 def fusion_of(transform: Callable[..., Any] | None) -> str:
-    """Say whether a Kornia module runs fused, or why not; empty for all else."""
+    """Say whether a Kornia module runs fused, or why not; empty for all else.
+
+    A module that only holds some has a reason, too.
+    """
     if is_fused_module(transform):
         return str(cast(Any, transform).summary)
     if not is_kornia_module(transform):
-        return ""
+        reason = why_not_taken_over(transform)
+        return f"not fused: {reason.removesuffix('.')}" if reason else ""
     from gpuprefetch.augment.eligible import describe
 
     return describe(cast(torch.nn.Module, transform))

@@ -102,7 +102,7 @@ class Watch:
                 self._has_seen_images = True
                 # A batch without them is refused when it is the transform's turn.
                 with suppress(SelectionError):
-                    self.tell(findings.in_images(selection.take(batch)))
+                    self.tell(findings.in_images(selection.take(batch), batch))
             return prepare(batch)
 
         return prepare if self._has_seen_images else look_and_prepare

@@ -30,7 +30,8 @@ def figures(**given: Any) -> LoaderStats:
         for name, value in given.items()
         if isinstance(value, float) and name != "dry_share"
     }
-    return LoaderStats(batches=100, device="cuda:0", depth=2, **{**given, **spreads})
+    usual = {"device": "cuda:0", "depth": 2, "is_overlapped": True}
+    return LoaderStats(batches=100, **{**usual, **given, **spreads})
 
 
 # One loop of each kind, in ms a batch, as a GPU shows it.
@@ -130,6 +131,28 @@ def test_no_more_workers_are_advised_than_there_are_cores(
     assert advice in diagnose(replace(SOURCE, num_workers=workers)).advice
 
 
+def test_a_source_quicker_than_a_hand_over_asks_for_no_workers() -> None:
+    quick = _inline(period_ms=1.0, source_wait_ms=0.46, pull_ms=0.46, num_workers=0)
+    beside = replace(
+        SOURCE,
+        source_wait_ms=Spread(1.9, 1.9, 1.9, 40),
+        pull_ms=Spread(1.9, 1.9, 1.9, 40),
+        period_ms=Spread(3.0, 3.0, 3.0, 40),
+        num_workers=0,
+    )
+    for stats in (quick, beside):
+        advice = diagnose(stats).advice
+        assert "Larger batches" in advice
+        assert "less than 2 ms" in advice
+        assert "num_workers=" not in advice
+    assert diagnose(quick).advice.startswith("At most 46% to gain: the source. Larger")
+    # Its thread takes long, though the loop waits for the rest of it only.
+    pulled = replace(beside, pull_ms=Spread(9.0, 9.0, 9.0, 40))
+    heavy = replace(quick, period_ms=SOURCE.period_ms, source_wait_ms=SOURCE.pull_ms)
+    for stats in (pulled, heavy):
+        assert "num_workers=" in diagnose(stats).advice
+
+
 @pytest.mark.parametrize(
     ("num_cores", "advice"),
     [
@@ -213,7 +236,7 @@ def test_a_device_that_runs_dry_now_and_then_is_no_sign() -> None:
 
 
 def _inline(**given: Any) -> LoaderStats:
-    return replace(figures(**given), device="cpu", depth=0)
+    return replace(figures(**given), device="cpu", is_overlapped=False)
 
 
 def test_on_a_cpu_the_transform_or_the_source_or_the_step_is_the_limit() -> None:
@@ -245,7 +268,7 @@ def test_in_turn_the_verdict_names_the_longest_part_and_the_advice_the_next(
     assert diagnosis.verdict == "step-bound"
     assert "The training step takes" in diagnosis.figure
     assert diagnosis.advice.startswith(f"At most {part} to gain: {name}. ")
-    beside = replace(stats, device="cuda:0", depth=2)
+    beside = replace(stats, device="cuda:0", is_overlapped=True)
     assert diagnose(beside).verdict != "step-bound"
 
 

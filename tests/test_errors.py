@@ -163,7 +163,18 @@ def test_no_public_kind_of_error_is_missing_above() -> None:
         (
             {"inputs": ["x", "y"], "transform": same},
             SettingTypeError,
-            r"inputs must be an index, a key, .*tuple of those, got \['x', 'y'\]",
+            r"inputs must be an index, a key, .*tuple of those, got \['x', 'y'\]\. "
+            r"Pass inputs=\('x', 'y'\)\.",
+        ),
+        (
+            {"inputs": [0], "transform": same},
+            SettingTypeError,
+            r"got \[0\]\. Pass inputs=\(0,\)\.",
+        ),
+        (
+            {"inputs": [["x"]], "transform": same},
+            SettingTypeError,
+            r"got \[\['x'\]\]\. Pass inputs=0 or inputs='image', for example",
         ),
         (
             {"inputs": True, "transform": same},
@@ -199,7 +210,47 @@ def test_a_wrong_argument_is_refused_at_construction(
         StreamPrefetchLoader(count(3), **settings)
 
 
-@pytest.mark.parametrize("source", [None, 7, torch.nn.Identity(), lambda: iter([1])])
+LOADER = DataLoader(Numbers(4))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"x": torch.ones(4, 3)}, r"got a dict with the keys \['x'\].*gives its keys"),
+        (
+            {"train": LOADER, "val": LOADER},
+            r"\['train', 'val'\].*one of its values",
+        ),
+        (
+            [LOADER, LOADER],
+            r"got a list of 2 DataLoaders.*over ConcatDataset",
+        ),
+        ((LOADER, LOADER), r"got a tuple of 2 DataLoaders.*Pass one of them"),
+        (torch.ones(4, 3), r"got a Tensor.*gives its rows.*TensorDataset"),
+        (np.ones((4, 3)), r"got an ndarray.*gives its rows.*TensorDataset"),
+        (
+            nn.Sequential(nn.Identity()),
+            r"got the module Sequential.*first, and the module as transform=",
+        ),
+        (nn.ModuleList([nn.Identity()]), r"got the module ModuleList"),
+    ],
+    ids=["dict", "dict of loaders", "list", "tuple", "tensor", "array", "module", "ml"],
+)
+def test_what_would_give_no_batches_when_iterated_is_refused(
+    source: Any, message: str
+) -> None:
+    with pytest.raises(
+        SettingTypeError, match=f"source must be a DataLoader or another .*{message}"
+    ):
+        StreamPrefetchLoader(source)
+
+
+def test_lists_of_batches_stay_sources() -> None:
+    for source in ([], [LOADER, torch.ones(2)], [{"x": torch.ones(2)}], [[LOADER]]):
+        StreamPrefetchLoader(source)
+
+
+@pytest.mark.parametrize("source", [None, 7, lambda: iter([1])])
 def test_a_source_that_cannot_be_iterated_is_refused(source: Any) -> None:
     name = type(source).__name__
     with pytest.raises(

@@ -78,11 +78,104 @@ def test_a_whole_batch_is_told_by_its_places() -> None:
 
 
 def test_a_long_batch_is_not_told_in_full() -> None:
-    note = notes_of([1] * 30, None, batch_transform=fail, device="cpu")
-    assert note.endswith("argument[0]: int, and 20 more.")
+    batch = {str(n): n for n in range(30)}
+    note = notes_of(batch, None, batch_transform=fail, device="cpu")
+    assert note.endswith("argument['9']: int, and 20 more.")
 
 
-def test_places_are_looked_for_of_the_leaves_that_are_listed_only(
+def test_a_list_of_images_is_told_as_one() -> None:
+    images = [torch.zeros(3, 8, n + 1, dtype=torch.uint8) for n in range(64)]
+    note = notes_of([images, torch.ones(64)], device="cpu")
+    assert note.endswith(
+        "argument[0]: Tensor (3, 8, 1) torch.uint8 on cpu, and 63 more like it, of "
+        "other shapes."
+    )
+    note = notes_of([[images[0]] * 64, 5], None, batch_transform=fail, device="cpu")
+    assert note.endswith(
+        "argument[0][0]: Tensor (3, 8, 1) torch.uint8 on cpu, and 63 more like it, "
+        "argument[1]: int."
+    )
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_few_items_of_a_list_are_told_one_by_one(num: int) -> None:
+    batch = [torch.ones(n + 1) for n in range(num)]
+    note = notes_of(batch, None, batch_transform=fail, device="cpu")
+    assert "like it" not in note
+    assert note.count("torch.float32") == num
+
+
+def test_a_list_of_mixed_kinds_is_told_by_its_runs() -> None:
+    batch = [*[torch.ones(2)] * 5, "name", *[torch.ones(2).int()] * 5]
+    note = notes_of(batch, None, batch_transform=fail, device="cpu")
+    assert note.count("and 4 more like it") == 2
+    assert "argument[5]: str" in note
+
+
+# The number of values #
+
+
+def takes_two(x: Any, y: Any, strength: float = 1.0) -> Any:
+    return x, y
+
+
+class TakesTwo(nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x, y
+
+
+@pytest.mark.parametrize(
+    ("transform", "inputs", "said"),
+    [
+        (
+            takes_two,
+            None,
+            "takes 2 values and was given 1: inputs=(0, 1)",
+        ),
+        (
+            TakesTwo(),
+            None,
+            "takes 2 values and was given 1: inputs=(0, 1)",
+        ),
+        (
+            lambda a, b, c: a,
+            (0, 1),
+            "takes 3 values and was given 2: inputs=(0, 1, 2)",
+        ),
+        (
+            lambda x: x,
+            (0, 1),
+            "takes 1 value and was given 2: inputs=0",
+        ),
+    ],
+)
+def test_another_number_of_values_is_told_with_the_cure(
+    transform: Callable[..., Any], inputs: Any, said: str
+) -> None:
+    note = notes_of([torch.ones(2)] * 3, transform, inputs=inputs, device="cpu")
+    number, _, cure = said.partition(": ")
+    assert f"{number}. As transform=, it gets {said.split()[1]} with {cure}" in note
+    assert "as many keys or fields" in note
+
+
+def test_a_function_of_the_batch_is_told_where_two_values_come_from() -> None:
+    batch = [torch.ones(2)] * 2
+    note = notes_of(batch, None, batch_transform=takes_two, device="cpu")
+    assert "As transform=, it gets 2 with inputs=(0, 1)" in note
+
+
+def raises_inside(x: Any) -> Any:
+    return takes_two(x)
+
+
+@pytest.mark.parametrize("transform", [raises_inside, fail, torch.stack])
+def test_other_errors_say_nothing_of_the_number(transform: Callable[..., Any]) -> None:
+    note = notes_of([torch.ones(2), 3], transform, device="cpu")
+    assert "was given" in note
+    assert "it gets" not in note
+
+
+def test_places_are_looked_for_of_so_many_leaves_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_for: list[Any] = []
@@ -94,7 +187,7 @@ def test_places_are_looked_for_of_the_leaves_that_are_listed_only(
     monkeypatch.setattr(given, "path_to", path_to)
     captions = [str(number) for number in range(1000)]
     notes_of(captions, None, batch_transform=fail, device="cpu")
-    assert looked_for == captions[:10]
+    assert looked_for == captions[:256]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -144,7 +237,7 @@ def test_an_array_that_reaches_the_transform_is_told_from_numpy() -> None:
 def test_kornia_asks_for_a_tensor_instead_of_an_array(module: nn.Module) -> None:
     loader = StreamPrefetchLoader([[ARRAY]], module, device="cpu")
     with pytest.raises(
-        BatchError, match=r"is a ndarray.*torch\.from_numpy in the collate function"
+        BatchError, match=r"is an ndarray.*torch\.from_numpy in the collate function"
     ) as caught:
         next(iter(loader))
     assert "from_numpy" not in caught.value.__notes__[0]

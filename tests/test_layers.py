@@ -40,6 +40,7 @@ _LAYERS = [
     ["fingerprint", "generators", "indices", "progress"],
     ["pinned", "streams", "seeding", "stages", "stats", "syncs", "times"],
     ["given"],
+    ["foreign"],
     ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "cores", "ranks"],
     ["containers"],

@@ -520,7 +520,16 @@ def test_without_a_device_beside_the_loop_nothing_is_measured_on_it() -> None:
     list(loader)
     stats = loader.stats()
     assert stats.stall_ms.count == stats.copy_ms.count == stats.transform_ms.count == 0
-    assert stats.depth == 0
+    assert not stats.is_overlapped
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_depth_is_the_one_that_was_given(device: torch.device, depth: int) -> None:
+    loader = StreamPrefetchLoader(count(9), double, device=device, depth=depth)
+    assert loader.stats().depth == depth
+    list(loader)
+    assert loader.stats().depth == depth
+    assert loader.stats().is_overlapped == (device.type != "cpu")
 
 
 def test_batches_in_flight_are_measured(fake_device: FakeDevice) -> None:

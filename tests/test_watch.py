@@ -200,6 +200,53 @@ def test_what_may_be_meant_is_not_told_as_channels_last(
     assert not any("(B, H, W, C)" in note for note in loader.stats().notes)
 
 
+GRAY = torch.zeros(6, 24, 20)  # (B, H, W), which Kornia takes for (C, H, W).
+LABELS = torch.arange(6)
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, fuse])
+@pytest.mark.parametrize(
+    ("batch", "inputs"),
+    [([GRAY, LABELS], None), ({"x": GRAY, "y": LABELS[:, None].expand(6, 3)}, "x")],
+)
+def test_gray_images_without_channels_before_kornia_are_told_once(
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    batch: Any,
+    inputs: Any,
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    loader = StreamPrefetchLoader(
+        [batch] * 3, wrap(K.RandomHorizontalFlip()), inputs=inputs, device=device
+    )
+    for _ in range(2):
+        assert len(list(loader)) == 3
+    (text,) = [note for note in loader.stats().notes if "(6, 24, 20)" in note]
+    assert "a 3-d tensor is one image (C, H, W)" in text
+    assert "images.unsqueeze(1), in the collate function" in text
+    assert [text in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "transform"),
+    [
+        ([GRAY[:, None], LABELS], K.RandomHorizontalFlip()),
+        ([GRAY, torch.tensor(3)], K.RandomHorizontalFlip()),
+        ([GRAY, LABELS[:4]], K.RandomHorizontalFlip()),
+        ([GRAY[:3], LABELS[:3]], K.RandomHorizontalFlip()),
+        (GRAY, K.RandomHorizontalFlip()),
+        ([GRAY, LABELS], torch.neg),
+    ],
+    ids=["channel", "scalar", "other length", "rgb", "no labels", "function"],
+)
+def test_what_may_be_one_image_is_not_told_as_gray_images(
+    device: torch.device, batch: Any, transform: Callable[..., Any]
+) -> None:
+    loader = StreamPrefetchLoader([batch], transform, device=device)
+    list(loader)
+    assert not any("unsqueeze" in note for note in loader.stats().notes)
+
+
 def test_a_dataclass_that_torch_left_unpinned_is_named() -> None:
     batch = [Sample(torch.ones(3))]
     (text,) = texts(findings.in_batch(batch, is_source_pinning=True))
@@ -229,7 +276,7 @@ def _figures(**given: Any) -> LoaderStats:
         for name, value in given.items()
         if isinstance(value, float)
     }
-    return LoaderStats(batches=32, depth=2, **{**given, **spreads})
+    return LoaderStats(batches=32, is_overlapped=True, **{**given, **spreads})
 
 
 PAGEABLE = _figures(period_ms=10.0, pin_ms=3.0, loader_ms=3.1, copy_ms=1.0)

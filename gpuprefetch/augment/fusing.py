@@ -11,7 +11,9 @@ from gpuprefetch.augment.fused import FusedAugmentation
 from gpuprefetch.augment.kept_graphs import Kept
 from gpuprefetch.augment.plan import Outside, Resampling
 from gpuprefetch.errors import SettingError, SettingTypeError
+from gpuprefetch.foreign import find_foreign
 from gpuprefetch.kinds import is_kornia_module
+from gpuprefetch.plural import with_article
 
 __all__ = ["fuse"]
 
@@ -55,7 +57,7 @@ def fuse(
     if not is_kornia_module(module):
         raise SettingTypeError(
             "fuse() takes a Kornia augmentation, a Kornia container or an "
-            f"nn.Sequential of those, got {type(module).__name__}."
+            f"nn.Sequential of those, got {_describe(module)}"
         )
     _require("dtype", dtype, (torch.float32, torch.float16, torch.bfloat16))
     _require(
@@ -75,6 +77,20 @@ def fuse(
         outside=outside,
         kept=kept,
     )
+
+
+def _describe(module: object) -> str:
+    foreign = find_foreign(module)
+    if foreign is not None:
+        path, name = foreign[0], type(foreign[1]).__name__
+        return (
+            f"an nn.Sequential whose member {path} is {with_article(name)}, which is "
+            "none of them. Make it a subclass of Kornia's IntensityAugmentationBase2D, "
+            "or leave it out."
+        )
+    if type(module) is nn.Sequential:
+        return "an empty nn.Sequential."
+    return f"{type(module).__name__}."
 
 
 def _require(name: str, value: object, accepted: Sequence[object]) -> None:

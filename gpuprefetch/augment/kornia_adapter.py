@@ -28,7 +28,7 @@ from gpuprefetch.errors import (
     ImageSizeError,
     TransformError,
 )
-from gpuprefetch.plural import counted
+from gpuprefetch.plural import counted, with_article
 from gpuprefetch.seeding import BatchSeeds, generators_seeded
 
 try:
@@ -295,7 +295,8 @@ def check_image(image: Any) -> None:
     """
     if not isinstance(image, torch.Tensor):
         raise BatchError(
-            f"an image for a Kornia augmentation is a {type(image).__name__}. Accepted "
+            "an image for a Kornia augmentation is "
+            f"{with_article(type(image).__name__)}. Accepted "
             "are tensors (B, C, H, W) or (C, H, W); stack lists of images, and "
             "turn NumPy arrays into tensors with torch.from_numpy in the collate "
             "function, or name another part of the batch with inputs=..."

@@ -59,12 +59,21 @@ def to_unit_range(image: Tensor) -> Tensor:
     if image.dtype not in PIXELS:
         accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in PIXELS)
         raise BatchError(
-            f"images of {str(image.dtype).removeprefix('torch.')} cannot be augmented; "
-            f"pass {accepted}."
+            f"images of {str(image.dtype).removeprefix('torch.')} cannot be augmented. "
+            f"Accepted are {accepted}. {_remedy(image)}"
         )
     scale = FULL_SCALE.get(image.dtype)
     floats = image.to(torch.float32)
     return floats if scale is None else floats.div_(scale)
+
+
+def _remedy(image: Tensor) -> str:
+    if image.is_floating_point():
+        return "Pass images.float()."
+    return (
+        "Pass images.to(torch.uint8) if they hold 0 to 255, or images.float() scaled "
+        "to [0, 1]."
+    )
 
 
 def augment(image: Tensor, pack: Tensor, plan: str, how: How) -> Tensor:

@@ -19,6 +19,8 @@ from gpuprefetch.augment.parameters import Parameters, ship
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.errors import BatchError, TransformError
+from gpuprefetch.kinds import is_array
+from gpuprefetch.plural import with_article
 from gpuprefetch.seeding import generators_seeded
 
 __all__ = [
@@ -159,10 +161,11 @@ def as_batch(image: Any) -> Tensor:
         BatchError: It is no tensor, or has another number of dimensions.
     """
     if not isinstance(image, Tensor) or image.ndim not in (2, 3, 4):
-        came = f"with {image.ndim} dimensions" if isinstance(image, Tensor) else ""
+        came = f" with {image.ndim} dimensions" if isinstance(image, Tensor) else ""
+        how = ", by torch.from_numpy" if is_array(image) else ""
         raise BatchError(
-            f"an image is a {type(image).__name__} {came}; pass a tensor (B, C, H, W) "
-            "or (C, H, W)."
+            f"an image is {with_article(type(image).__name__)}{came}; pass a tensor "
+            f"(B, C, H, W) or (C, H, W){how}."
         )
     return image[(None,) * (4 - image.ndim)]
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from chains import CHAINS, MEMBERS, chain_of, image_of
@@ -275,3 +276,28 @@ def test_the_users_module_is_not_touched() -> None:
     assert chain.state_dict().keys() == before.keys()
     assert chain[0]._params == {}
     assert list(fused.parameters()) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (
+            torch.zeros(2, 3, 8, 8, dtype=torch.float64),
+            r"of float64 .*Accepted are uint8.*float32.*Pass images\.float\(\)\.$",
+        ),
+        (
+            torch.zeros(2, 3, 8, 8, dtype=torch.int64),
+            r"images of int64 .*Accepted are uint8.*float32.*Pass images\.to\(torch\."
+            r"uint8\) if they hold 0 to 255, or images\.float\(\) scaled",
+        ),
+        (np.zeros((2, 3, 8, 8)), r"an image is an ndarray; .*torch\.from_numpy"),
+        ([1], r"an image is a list; pass a tensor \(B, C, H, W\) or \(C, H, W\)\.$"),
+        (torch.zeros(3), r"an image is a Tensor with 1 dimensions; pass a tensor"),
+    ],
+    ids=["float64", "int64", "array", "list", "vector"],
+)
+def test_an_image_that_is_not_taken_is_told_with_the_remedy(
+    image: object, message: str
+) -> None:
+    with pytest.raises(BatchError, match=message):
+        fuse(K.RandomHorizontalFlip())(image)
