@@ -114,6 +114,22 @@ def nothing(images):
     return images[:, :, :0]
 
 
+def float_step(images, labels):
+    model(images)
+
+
+def make_loader_of(batch_size):
+    return DataLoader(Noise(), batch_size)
+
+
+def make_augment():
+    return augment
+
+
+def as_floats(images):
+    return images.float()
+
+
 number = 3
 augment = nn.Sequential(K.RandomRotation(30.0, p=1.0), K.RandomHorizontalFlip(p=1.0))
 normalize = K.Normalize(0.5, 0.1)
@@ -335,7 +351,18 @@ def test_a_picture_of_more_than_8_bits_is_not_clipped(
         ("probe nope.py:loader --step train:step", "there is no file nope.py"),
         ("probe train:loadre --step train:step", "Did you mean 'loader'?"),
         ("probe train:number --step train:step", "train:number is a int"),
-        ("probe train:Noise.__len__ --step train:step", "__len__() failed: TypeError"),
+        ("probe train:Noise.__len__ --step train:step", "__len__ needs arguments: "),
+        ("probe train:make_loader_of --step train:step", "argument: 'batch_size'. "),
+        ("probe train:model --step train:step", "train:model is a model (Sequential)"),
+        ("probe train:loader --step train:float_step", "name it with --transform"),
+        (
+            "probe train:loader --step train:step --transform train:make_augment",
+            "train:make_augment takes no argument",
+        ),
+        (
+            "probe train:make_dicts --step train:step --transform train:as_floats",
+            "--inputs x, or --inputs x,y",
+        ),
         ("probe train:loader --step train:number", "train:number is a int"),
         ("probe fails:loader --step train:step", "ZeroDivisionError: division by zero"),
         ("probe needs:loader --step train:step", "a_package_that_is_not_there"),
@@ -388,6 +415,34 @@ def test_a_mistake_ends_in_one_line_and_code_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"python -m gpuprefetch {words[0]}: error: ")
     assert message in line
+
+
+def test_an_error_in_a_library_is_placed_at_the_users_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    arguments = "probe train:loader --step train:float_step --device cpu --batches 2"
+    assert main(arguments.split()) == 2
+    line = capsys.readouterr().err
+    assert "site-packages" not in line
+    place = TRAIN.splitlines().index("    model(images)") + 1
+    assert f"train.py:{place})" in line
+
+
+def test_the_hint_at_a_transform_is_for_a_step_without_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    arguments = (
+        "probe train:loader --step train:float_step --transform train:flat "
+        "--device cpu --batches 2"
+    )
+    assert main(arguments.split()) == 2
+    line = capsys.readouterr().err
+    assert "RuntimeError" in line
+    assert "--transform" not in line
 
 
 def test_a_mistake_ends_the_real_command_in_one_line_too(folder: Path) -> None:

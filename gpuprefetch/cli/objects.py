@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+from torch import nn
+
 from gpuprefetch.errors import GpuPrefetchError
 
 __all__ = [
@@ -60,9 +62,9 @@ class running_user_code:
                 'arguments, under if __name__ == "__main__":.'
             ) from error
         if isinstance(error, Exception):
-            raise CommandError(
-                f"{self._what}: {type(error).__name__}: {error} (at {_place_of(error)})"
-            ) from error
+            said = f"{type(error).__name__}: {error} (at {_place_of(error)})"
+            hints = [f". {note}" for note in getattr(error, "__notes__", ())]
+            raise CommandError("".join((f"{self._what}: {said}", *hints))) from error
 
 
 def _place_of(error: BaseException) -> str:
@@ -70,19 +72,29 @@ def _place_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    known = [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    # argparse and the like end a program from within the standard library.
-    last = next(
-        (frame for frame in reversed(known) if not _is_stdlib(frame.filename)),
-        known[-1],
-    )
-    return f"{last.filename}:{last.lineno}"
+    names = [frame.filename for frame in frames]
+    # argparse and the like end a program from within the standard library, and most
+    # errors of a model are raised in torch.
+    own = [not (_is_stdlib(n) or _is_library(n) or _is_ours(n)) for n in names]
+    foreign = [not _is_stdlib(n) for n in names]
+    for fits in (own, foreign):
+        places = [f for f, is_fit in zip(frames, fits, strict=True) if is_fit]
+        if places:
+            return f"{places[-1].filename}:{places[-1].lineno}"
+    return f"{frames[-1].filename}:{frames[-1].lineno}"
 
 
 def _is_stdlib(filename: str) -> bool:
-    return Path(filename).is_relative_to(Path(traceback.__file__).parent) and (
-        "site-packages" not in filename
-    )
+    is_inside = Path(filename).is_relative_to(Path(traceback.__file__).parent)
+    return filename.startswith("<frozen") or (is_inside and not _is_library(filename))
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in filename
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).is_relative_to(Path(__file__).parents[1])
 
 
 def load_loader(reference: str) -> Iterable[Any]:
@@ -92,12 +104,18 @@ def load_loader(reference: str) -> Iterable[Any]:
         CommandError: There is no such object, or it gives no batches.
     """
     value = _load(reference)
+    if isinstance(value, nn.Module):
+        raise CommandError(
+            f"{reference} is a model ({type(value).__name__}). Name a DataLoader, or a "
+            "function without arguments that makes one."
+        )
     if isinstance(value, type) or not _is_iterable(value):
         if not callable(value):
             raise CommandError(
                 f"{reference} is a {type(value).__name__}. Name a DataLoader, or a "
                 "function without arguments that makes one."
             )
+        _check_takes_nothing(value, reference)
         with running_user_code(f"{reference}() failed"):
             value = value()
     if not _is_iterable(value):
@@ -107,6 +125,20 @@ def load_loader(reference: str) -> Iterable[Any]:
         )
     iterable: Iterable[Any] = value
     return iterable
+
+
+def _check_takes_nothing(make: Callable[..., Any], reference: str) -> None:
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        return  # Written in C; it may not say what it takes.
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise CommandError(
+            f"{reference} needs arguments: {error}. Name a DataLoader, or a function "
+            "that can be called without any."
+        ) from None
 
 
 def _is_iterable(value: Any) -> bool:
@@ -163,9 +195,21 @@ def load_transform(reference: str) -> Callable[..., Any]:
     """Load a function or a module; a class is made into an instance.
 
     Raises:
-        CommandError: There is no such object, or it cannot be called.
+        CommandError: There is no such object, or it cannot be called with a batch's
+            inputs.
     """
-    return _instance(reference)
+    transform = _instance(reference)
+    try:
+        parameters = inspect.signature(transform).parameters.values()
+    except (TypeError, ValueError):
+        return transform  # Written in C; it may not say what it takes.
+    if not any(p.kind in (*_POSITIONAL, *_REST) for p in parameters):
+        raise CommandError(
+            f"{reference} takes no argument. A transform is called with a batch's "
+            "images; if this is a function that makes one, name what it returns: "
+            f"augment = {reference.rpartition(':')[2]}() in that module."
+        )
+    return transform
 
 
 def _instance(reference: str) -> Callable[..., Any]:

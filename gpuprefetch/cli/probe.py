@@ -8,18 +8,22 @@ import argparse
 import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from gpuprefetch.batch import leaves_of
 from gpuprefetch.cli.arguments import at_least, available_device, default_device
 from gpuprefetch.cli.objects import (
+    CommandError,
     load_loader,
     load_step,
     load_transform,
     running_user_code,
 )
 from gpuprefetch.cli.table import format_table
+from gpuprefetch.errors import SelectionError
 from gpuprefetch.plural import counted
 from gpuprefetch.probe import Effort, Probe, probe
 from gpuprefetch.settings import resolve_device
@@ -128,9 +132,11 @@ def _measure(options: argparse.Namespace) -> Probe:
     source = load_loader(options.loader)
     step = load_step(options.step)
     transform = options.transform and load_transform(options.transform)
+    if transform is None:
+        step = _hinting_at_transform(step)
     if sys.stderr.isatty():
         print("measuring: about a minute", file=sys.stderr)
-    with running_user_code("the training loop failed"):
+    with _naming_the_option(options), running_user_code("the training loop failed"):
         return probe(
             source,
             step,
@@ -139,6 +145,40 @@ def _measure(options: argparse.Namespace) -> Probe:
             device=resolve_device(options.device or default_device()),
             effort=effort_of(options),
         )
+
+
+def _hinting_at_transform(step: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Say at a step's error over uint8 images what makes them floats."""
+
+    def call(batch: Any) -> object:
+        try:
+            return step(batch)
+        except (TypeError, RuntimeError) as error:
+            if _holds_bytes(batch):
+                error.add_note(
+                    "The step gets uint8 images, as the loader makes them. If "
+                    "something makes them floats before, name it with --transform."
+                )
+            raise
+
+    return call
+
+
+def _holds_bytes(batch: Any) -> bool:
+    tensors = [leaf for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]
+    return any(tensor.dtype == torch.uint8 for tensor in tensors)
+
+
+@contextlib.contextmanager
+def _naming_the_option(options: argparse.Namespace) -> Iterator[None]:
+    """Add to an error about ``inputs=`` how the command line spells it."""
+    try:
+        yield
+    except SelectionError as error:
+        raise CommandError(
+            f"{error} Here that is --inputs x, or --inputs x,y for two of them; there "
+            "is no batch_transform=."
+        ) from error
 
 
 def parse_inputs(words: str | None) -> str | int | tuple[str | int, ...] | None:
