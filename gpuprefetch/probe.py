@@ -78,8 +78,15 @@ class Gain:
     """Share of such measurements whose interval holds the true median."""
 
     @property
+    def is_confident(self) -> bool:
+        """Whether there were rounds enough for a 95 % interval."""
+        return self.confidence >= _CONFIDENCE
+
+    @property
     def answer(self) -> Answer:
-        """Say whether it helps, if the rounds agree enough to tell."""
+        """Say whether it helps, if the rounds are enough and agree enough to tell."""
+        if not self.is_confident:
+            return "cannot tell"
         if self.low > 1.0 and self.median >= 1.0 + NOTHING_TO_GAIN:
             return "helps"
         if self.high < 1.0 and self.median <= 1.0 - NOTHING_TO_GAIN:

@@ -209,9 +209,7 @@ def test_the_probe_prints_its_measurements_and_an_answer(folder: Path) -> None:
         out,
         re.MULTILINE,
     )
-    assert re.search(
-        r"^answer:   (It helps|It does not help|Cannot tell)", out, re.MULTILINE
-    )
+    assert re.search(r"^answer:   Cannot tell from 2 rounds: ", out, re.MULTILINE)
     assert re.search(r"^verdict:  [a-z]+-bound", out, re.MULTILINE)
 
 

@@ -70,6 +70,10 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
         (Gain(1.01, 1.005, 1.02, 0.97), "does not help"),
         (Gain(0.99, 0.98, 0.995, 0.97), "does not help"),
         (Gain(0.8, 0.7, 0.9, 0.97), "slower"),
+        # Of two, three and five rounds: the interval holds the median too seldom.
+        (Gain(1.5, 1.4, 1.6, 0.5), "cannot tell"),
+        (Gain(1.0, 0.99, 1.01, 0.75), "cannot tell"),
+        (Gain(0.8, 0.7, 0.9, 0.9375), "cannot tell"),
     ],
 )
 def test_a_gain_counts_if_it_shows(gain: Gain, answer: str) -> None:
@@ -119,6 +123,14 @@ def test_a_wide_interval_is_no_answer() -> None:
     assert "the difference is too small to show" in format_probe(ON_A_CPU)
 
 
+def test_too_few_rounds_are_no_answer() -> None:
+    few = replace(ON_A_GPU, rounds=2, gain=Gain(1.5, 1.4, 1.6, 0.5))
+    (answer,) = re.findall(r"^answer: +(.*)$", format_probe(few), re.MULTILINE)
+    assert answer.startswith("Cannot tell from 2 rounds: ")
+    assert "--rounds 6" in answer
+    assert "answer:   It helps." in format_probe(ON_A_GPU)
+
+
 # Measurements #
 
 
@@ -134,7 +146,8 @@ def test_the_parts_are_measured_alone(fake_clock: FakeClock) -> None:
         fake_clock.pass_ms(3)
 
     source = Slow(lambda: fake_clock.pass_ms(9))
-    result = probe(source, step, transform, device=CPU, effort=SHORT)
+    effort = Effort(rounds=6, batches=6)
+    result = probe(source, step, transform, device=CPU, effort=effort)
     assert result.loader_ms == pytest.approx(9, abs=0.1)
     assert result.step_ms == pytest.approx(3, abs=0.1)
     assert result.transform_ms == pytest.approx(6, abs=0.1)

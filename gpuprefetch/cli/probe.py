@@ -109,8 +109,7 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=Effort().rounds,
         metavar="N",
-        help="turns of each loop; fewer than 6 give no 95 %% interval (default: "
-        "%(default)s)",
+        help="turns of each loop; fewer than 6 give no answer (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead")
 
@@ -229,10 +228,20 @@ def format_probe(result: Probe) -> str:
             f"expected: {_expected(result)}",
             f"measured: {gain.median:.2f} x as fast, {gain.low:.2f} to {gain.high:.2f} "
             f"with {gain.confidence:.0%} confidence",
-            f"answer:   {_ANSWERS[gain.answer]}",
+            f"answer:   {_answer(result)}",
             f"verdict:  {result.verdict}. {result.figure}",
             f"next:     {result.advice}",
         )
+    )
+
+
+def _answer(result: Probe) -> str:
+    if result.gain.is_confident:
+        return _ANSWERS[result.gain.answer]
+    return (
+        f"Cannot tell from {counted(result.rounds, 'round')}: an interval that holds "
+        f"the true gain in 95 % of measurements takes {Effort().rounds}. Measure again "
+        f"with --rounds {Effort().rounds}."
     )
 
 
