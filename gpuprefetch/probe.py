@@ -12,7 +12,9 @@ slowest of its parts alone. Elsewhere they take turns in either loop, and only w
 processes run beside them: no gain is to be expected from overlap.
 
 A loop that is faster than the parts it consists of shows that the parts, which are
-measured once, were disturbed.
+measured once, were disturbed. A loop on a CPU that takes many times as long as its
+parts in turn shows that they hinder each other: worker processes, and the threads that
+torch computes with, compete for the cores.
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -35,7 +37,13 @@ from gpuprefetch.move import move_leaf
 from gpuprefetch.selection import Selection
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import is_asynchronous
-from gpuprefetch.thresholds import FEWEST_BATCHES, NOTHING_TO_GAIN, TOO_WIDE
+from gpuprefetch.thresholds import (
+    CROWDED,
+    CROWDED_MS,
+    FEWEST_BATCHES,
+    NOTHING_TO_GAIN,
+    TOO_WIDE,
+)
 from gpuprefetch.workloads import to_unit_float
 
 __all__ = ["Effort", "Gain", "Probe", "interval_of_median", "probe"]
@@ -147,6 +155,23 @@ class Probe:
         return self.fastest_ms < (1.0 - NOTHING_TO_GAIN) * self.limit_ms
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether a loop took many times as long as its parts alone, on a CPU."""
+        excess_ms = self.slowest_ms - self.alone_ms
+        is_slow = self.slowest_ms > CROWDED * self.alone_ms
+        return not self.is_overlapped and is_slow and excess_ms > CROWDED_MS
+
+    @property
+    def alone_ms(self) -> float:
+        """All parts alone, one after the other."""
+        return self.loader_ms + self.step_ms + (self.transform_ms or 0.0)
+
+    @property
+    def slowest_ms(self) -> float:
+        """The slower of the loops."""
+        return max(self.plain_ms, self.ours_ms)
+
+    @property
     def fastest_ms(self) -> float:
         """The faster of the loops that the limit holds for."""
         # In turn it has the transform as the plain loop runs it: ours may be fused.
@@ -158,6 +183,7 @@ class Probe:
             **asdict(self),
             "expected_gain": self.expected_gain,
             "is_contradicted": self.is_contradicted,
+            "is_crowded": self.is_crowded,
             "answer": self.gain.answer,
         }
 

@@ -1,6 +1,8 @@
 """Where is the line between what matters to a loop and what does not, and why?"""
 
 __all__ = [
+    "CROWDED",
+    "CROWDED_MS",
     "FEWEST_BATCHES",
     "HEAVY_SOURCE_MS",
     "HEAVY_SOURCE_SHARE",
@@ -9,6 +11,14 @@ __all__ = [
     "SMALL_BATCH_SHARE",
     "TOO_WIDE",
 ]
+
+CROWDED = 2.0
+"""A loop on a CPU that takes this many times as long as its parts take one after the
+other: they hinder each other. Two runs differ by far less."""
+
+CROWDED_MS = 1.0
+"""A loop must take this much longer than its parts to be called crowded: handling a
+batch is in no part, and takes an ordinary loader 0.1 ms."""
 
 FEWEST_BATCHES = 8
 """Below this there is no verdict: the first steps choose kernels and fill caches."""

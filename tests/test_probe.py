@@ -123,6 +123,38 @@ def test_a_wide_interval_is_no_answer() -> None:
     assert "the difference is too small to show" in format_probe(ON_A_CPU)
 
 
+@pytest.mark.parametrize(
+    ("result", "is_told"),
+    [
+        (replace(ON_A_CPU, plain_ms=60.0), True),
+        (replace(ON_A_CPU, ours_ms=60.0), True),
+        (replace(ON_A_CPU, ours_ms=60.0, transform_ms=None), True),
+        (ON_A_CPU, False),
+        (replace(ON_A_CPU, plain_ms=27.0), False),
+        # Copies are no part that was measured alone.
+        (replace(ON_A_GPU, plain_ms=60.0), False),
+        # Handling a batch takes longer than doing nothing with it.
+        (
+            replace(
+                ON_A_CPU, loader_ms=0.01, step_ms=0.01, transform_ms=0.01, ours_ms=0.2,
+                plain_ms=0.1,
+            ),
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_parts_that_compete_for_the_cores_are_pointed_out(
+    result: Probe, is_told: bool
+) -> None:
+    assert result.is_crowded is is_told
+    assert result.as_dict()["is_crowded"] is is_told
+    lines = format_probe(result).splitlines()
+    notes = [line for line in lines if line.startswith("note:     ")]
+    assert len(notes) == is_told
+    assert all("a whole loop takes 60.00 ms" in note for note in notes)
+    assert all("OMP_NUM_THREADS=1" in note for note in notes)
+
+
 def test_too_few_rounds_are_no_answer() -> None:
     few = replace(ON_A_GPU, rounds=2, gain=Gain(1.5, 1.4, 1.6, 0.5))
     (answer,) = re.findall(r"^answer: +(.*)$", format_probe(few), re.MULTILINE)

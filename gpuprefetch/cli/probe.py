@@ -231,8 +231,21 @@ def format_probe(result: Probe) -> str:
             f"answer:   {_answer(result)}",
             f"verdict:  {result.verdict}. {result.figure}",
             f"next:     {result.advice}",
+            *_notes(result),
         )
     )
+
+
+def _notes(result: Probe) -> list[str]:
+    if not result.is_crowded:
+        return []
+    return [
+        f"note:     a whole loop takes {result.slowest_ms:.2f} ms, "
+        f"{result.slowest_ms / max(result.alone_ms, 1e-9):.1f} times its parts alone "
+        f"({result.alone_ms:.2f} ms): processes and threads seem to compete for the "
+        "cores, and answer and verdict may be theirs. Measure again with "
+        "OMP_NUM_THREADS=1 in the environment, or on a machine that does nothing else."
+    ]
 
 
 def _answer(result: Probe) -> str:
