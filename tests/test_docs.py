@@ -6,6 +6,7 @@ of ``_prelude`` at hand. Links lead somewhere; the table of settings is the sign
 
 import copy
 import inspect
+import os
 import re
 import runpy
 import sys
@@ -91,17 +92,21 @@ def _prelude() -> dict[str, Any]:
     model.to(device)
     encoder = nn.Conv2d(3, 4, 3).to(device)
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    dataset = list(zip(images, torch.arange(8) % 4, strict=True))
     return {
+        "DataLoader": DataLoader,
         "K": K,
         "StreamPrefetchLoader": StreamPrefetchLoader,
         "augment": K.RandomRotation(45.0, p=1.0),
         "criterion": nn.CrossEntropyLoss(),
+        "dataset": dataset,
         "encoder": encoder,
         "gauge": _Logger(),
         "head": head.to(device),
-        "loader": DataLoader(list(zip(images, torch.arange(8) % 4, strict=True)), 2),
+        "loader": DataLoader(dataset, 2),
         "model": model,
         "nn": nn,
+        "os": os,
         "run": _Logger(),
         "writer": _Logger(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
@@ -120,7 +125,10 @@ def test_the_pages_import_public_modules_only() -> None:
 
 
 @pytest.mark.parametrize(("code", "page"), _blocks())
-def test_a_python_block_runs(code: str, page: Path) -> None:
+def test_a_python_block_runs(
+    code: str, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Some write a file.
     exec(compile(code, page, "exec"), _prelude())
 
 
