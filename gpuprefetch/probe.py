@@ -2,9 +2,8 @@
 
 :func:`probe` measures the parts alone (loader, step, transform) and two loops over the
 same batches: the plain one, and ours. The loops take turns, round by round, so that
-whatever else the machine does hits both; a gain is the median of the ratios of single
-rounds. Its interval is that of order statistics: it assumes nothing about how times are
-distributed.
+whatever else the machine does hits both; :mod:`gpuprefetch.gain` says what their ratios
+are worth.
 
 [Note: What is expected]
 Where copies and transforms run beside the loop, a step cannot take less than the
@@ -21,7 +20,6 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
-from math import comb
 from statistics import median, median_low
 from time import perf_counter
 from typing import Any, Literal
@@ -31,6 +29,7 @@ import torch
 from gpuprefetch.batch import map_leaves
 from gpuprefetch.diagnose import diagnose
 from gpuprefetch.errors import SettingError
+from gpuprefetch.gain import Gain, interval_of_median
 from gpuprefetch.kinds import is_fused_module, is_kornia_module
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.move import move_leaf
@@ -42,18 +41,12 @@ from gpuprefetch.thresholds import (
     CROWDED_MS,
     FEWEST_BATCHES,
     NOTHING_TO_GAIN,
-    TOO_WIDE,
 )
 from gpuprefetch.workloads import to_unit_float
 
-__all__ = ["Effort", "Gain", "Probe", "interval_of_median", "probe"]
+__all__ = ["Effort", "Probe", "probe"]
 
 Batches = Generator[Any, None, None]
-
-Answer = Literal["helps", "does not help", "slower", "cannot tell"]
-
-# What an interval should cover, where there are enough rounds for it.
-_CONFIDENCE = 0.95
 
 # Batches before the clock starts, beside those that workers have ready.
 _FEWEST_WARMUP = 3
@@ -70,38 +63,6 @@ class Effort:
     """Batches on the clock in each round; ``None``: as many as ``budget_s`` allows."""
     budget_s: float = 40.0
     """Time for the rounds of both loops together, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """How many times as fast ours is as the plain loop."""
-
-    median: float
-    """Of the rounds' ratios; 1.0: the same."""
-    low: float
-    """Lower end of the interval of that median."""
-    high: float
-    """Upper end."""
-    confidence: float
-    """Share of such measurements whose interval holds the true median."""
-
-    @property
-    def is_confident(self) -> bool:
-        """Whether there were rounds enough for a 95 % interval."""
-        return self.confidence >= _CONFIDENCE
-
-    @property
-    def answer(self) -> Answer:
-        """Say whether it helps, if the rounds are enough and agree enough to tell."""
-        if not self.is_confident:
-            return "cannot tell"
-        if self.low > 1.0 and self.median >= 1.0 + NOTHING_TO_GAIN:
-            return "helps"
-        if self.high < 1.0 and self.median <= 1.0 - NOTHING_TO_GAIN:
-            return "slower"
-        if self.low < 1.0 - TOO_WIDE or self.high > 1.0 + TOO_WIDE:
-            return "cannot tell"
-        return "does not help"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,23 +215,6 @@ def probe(
         figure=diagnosis.figure,
         advice=diagnosis.advice,
     )
-
-
-def interval_of_median(values: list[float]) -> tuple[float, float, float]:
-    """Give the shortest interval of order statistics that covers 95 %, or all.
-
-    Returns:
-        Its ends, and the share of samples of this size whose interval holds the true
-        median. With fewer than six values that share is below 95 %.
-    """
-    ordered = sorted(values)
-    count = len(ordered)
-    for dropped in range((count - 1) // 2, -1, -1):
-        # The median is missed if at most `dropped` values fall on one side of it.
-        missed = 2 * sum(comb(count, few) for few in range(dropped + 1)) / 2**count
-        if 1 - missed >= _CONFIDENCE or dropped == 0:
-            return ordered[dropped], ordered[-1 - dropped], max(1 - missed, 0.0)
-    raise AssertionError("unreachable: nothing dropped is always accepted")
 
 
 def _repeat(batch: Any) -> Batches:

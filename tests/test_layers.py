@@ -21,7 +21,7 @@ _LAYERS = [
     ["__main__", "cli"],
     ["integrations"],
     ["workloads", "demo", "probe", "testing", "digits", "timeline", "plot"],
-    ["overlap"],
+    ["gain", "overlap"],
     ["grouping"],
     ["trace"],
     ["__init__"],

@@ -12,7 +12,8 @@ import torch
 
 from gpuprefetch.cli.probe import format_probe
 from gpuprefetch.errors import SettingError
-from gpuprefetch.probe import Effort, Gain, Probe, interval_of_median, probe
+from gpuprefetch.gain import Gain, interval_of_median
+from gpuprefetch.probe import Effort, Probe, probe
 from tests.fake_clock import FakeClock
 from tests.sources import count
 
