@@ -53,15 +53,10 @@ class PullPlan:
 
     @staticmethod
     def of(settings: Settings, traits: SourceTraits) -> "PullPlan":
-        """Decide by the settings, and by the source where they leave it open.
-
-        Where torch pins in a thread of its own, a second one only takes the interpreter
-        from the loop: with it 151 steps/s behind 16 workers on 16 cores, 162 without,
-        and with 8 workers the same (149 and 146, H200).
-        """
+        """Decide by the settings, and by the source where they leave it open."""
         is_threaded = settings.background
         if is_threaded is None:
-            is_threaded = traits.has_workers and not traits.pins_beside
+            is_threaded = traits.has_workers
         extra = _EXTRA_FROM_WORKERS if is_threaded and traits.has_workers else 0
         may_refill = not traits.makes_private_batches
         return PullPlan(is_threaded, may_refill, settings.depth + extra)

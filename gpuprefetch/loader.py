@@ -78,10 +78,10 @@ class StreamPrefetchLoader(Generic[Batch]):
             starts, or the CPU where there is none.
         depth: Most batches pulled from the source, or in flight on the device, and not
             yet yielded; at least 1. With 1 a batch is issued when the loop asks for it:
-            it overlaps the step only while the device is behind the loop. A thread that
-            pulls from workers pulls two more into host memory.
+            it overlaps the step only while the device is behind the loop. From a
+            DataLoader with workers two more are pulled into host memory.
         background: Pull the source in a thread. ``None``: if it is a DataLoader with
-            workers that does not pin its batches, which torch does in a thread already.
+            workers.
         seed: Base of the transform's random numbers. An int: every epoch differs, and a
             new loader with the same seed repeats them. ``None``: follows torch's CPU
             generator, so ``torch.manual_seed`` before an epoch repeats that epoch.

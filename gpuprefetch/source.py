@@ -35,9 +35,6 @@ class SourceTraits:
     makes_private_batches: bool
     """Each batch has memory of its own, which is never written to again: worker
     processes made it, and no ``__iter__`` of a subclass handled it after that."""
-    pins_beside: bool
-    """A thread of torch's takes its batches from workers and pins them: to pull one is
-    to take it from a queue."""
     shares_iterator: bool
     """``iter()`` gives the same iterator, or winds back the one before."""
     keeps_state: bool
@@ -63,13 +60,9 @@ class SourceTraits:
         is_persistent = has_workers and bool(
             getattr(source, "persistent_workers", False)
         )
-        makes_private_batches = has_workers and _has_own_iter(source)
-        is_pinning = getattr(source, "pin_memory", None) is True
         return SourceTraits(
             has_workers=has_workers,
-            makes_private_batches=makes_private_batches,
-            # Asking for a state after each batch takes its time.
-            pins_beside=makes_private_batches and is_pinning and not keeps_state,
+            makes_private_batches=has_workers and _has_own_iter(source),
             shares_iterator=is_persistent or is_one_shot or keeps_state,
             keeps_state=keeps_state,
             is_one_shot=is_one_shot,
