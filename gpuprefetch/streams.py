@@ -17,8 +17,17 @@ stream is current in it. Two things make the crossing safe:
 
 Which stream is the consumer's is looked up at each hand-off and never kept: a loop may
 change its stream at any time.
+
+[Note: Forked children]
+A tensor that ``record_use`` was called for needs the device when it goes: the allocator
+records an event. In a forked child, such as a worker of a DataLoader, that ends the
+process ("terminate called", "CUDA error: initialization error"). A tensor in a cycle of
+garbage goes when Python collects it, which may be in the child. So children leave what
+was there at the fork to their parent: ``gc.freeze``.
 """
 
+import gc
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
@@ -45,6 +54,9 @@ __all__ = [
 # Device types on which copies and transforms may run beside the loop. MPS is not among
 # them: its non-blocking copies have been seen to hand over unfinished data.
 _ASYNC_DEVICE_TYPES = ("cuda", "xpu")
+
+# Whether this process has a side stream; see [Note: Forked children].
+_has_side_stream = False
 
 # What torch calls a stream: its id, and the index and the type of its device.
 _Name = tuple[int, int, int]
@@ -105,6 +117,16 @@ def is_asynchronous(device: torch.device) -> bool:
     return device.type in _ASYNC_DEVICE_TYPES
 
 
+def _leave_garbage_to_the_parent() -> None:
+    """Keep a forked child from collecting it; see [Note: Forked children]."""
+    if _has_side_stream:
+        gc.freeze()
+
+
+if hasattr(os, "register_at_fork"):  # Not where processes cannot fork.
+    os.register_at_fork(after_in_child=_leave_garbage_to_the_parent)
+
+
 class SideStream:
     """The stream on which one loader copies and transforms, made once and for life.
 
@@ -116,6 +138,8 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
+        global _has_side_stream
+        _has_side_stream = True
         self.device = device
         self._module = _device_module(device)
         self._stream: Stream = self._module.Stream(device)

@@ -4,6 +4,7 @@ With a stand-in for ``torch.cuda`` of two devices; ``make gpu2`` looks at real o
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from gpuprefetch import streams
 from gpuprefetch.streams import SideStream, current_stream
+from tests.children import run_script
 
 
 class TwoDevices:
@@ -190,3 +192,40 @@ def test_an_interrupt_while_a_block_begins_leaves_the_loops_device(
         pass
     assert module.current == 0
     assert module.streams == {0: "default-0", 1: "default-1"}
+
+
+# Forked children #
+
+_FORKED = """
+import gc, os, sys
+from gpuprefetch import streams
+
+class Garbage:
+    def __init__(self):
+        self.cycle = self
+        self.process = os.getpid()
+
+    def __del__(self):
+        print("gone in the parent:", os.getpid() == self.process, flush=True)
+
+streams._has_side_stream = {has_side_stream}
+gc.disable()  # So that none goes before the fork.
+Garbage()
+child = os.fork()
+if child == 0:
+    gc.collect()
+    os._exit(0)
+os.waitpid(child, 0)
+gc.collect()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork here")
+@pytest.mark.parametrize("has_side_stream", [True, False])
+def test_a_forked_child_leaves_its_parents_garbage_alone(
+    has_side_stream: bool,
+) -> None:
+    out = run_script(_FORKED.format(has_side_stream=has_side_stream))
+    in_parent, in_child = "gone in the parent: True", "gone in the parent: False"
+    expected = [in_parent] if has_side_stream else [in_child, in_parent]
+    assert out.splitlines() == expected

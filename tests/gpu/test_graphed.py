@@ -306,9 +306,10 @@ def test_ctrl_c_during_a_capture_leaves_nothing_behind() -> None:
 
     def interrupted(x: Tensor) -> Tensor:
         calls.append(torch.cuda.is_current_stream_capturing())
+        y = x * 2
         if calls[-1]:
             raise KeyboardInterrupt
-        return x * 2
+        return y
 
     (x,) = images(1)
     with pytest.raises(KeyboardInterrupt):

@@ -176,7 +176,8 @@ def test_a_kornia_module_on_the_gpu_is_found_where_it_hurts() -> None:
     hidden = _run(lambda images: moved(images), torch.sum, _images())
     assert any("moved to cuda" in note for note in hidden.notes)
     taken_over = _run(moved, lambda batch: pause_device(_CYCLES), _images())
-    assert taken_over.notes == ()
+    # A slow host may be told that its batches are small.
+    assert not any("moved to" in note for note in taken_over.notes)
 
 
 def test_a_fused_chain_says_so() -> None:
