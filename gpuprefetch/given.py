@@ -4,7 +4,6 @@ A note on its error says so: which batch, and what kinds of tensors. Made only a
 failure; nothing here is asked while all goes well.
 """
 
-import inspect
 import re
 from collections.abc import Iterator
 from itertools import groupby
@@ -17,6 +16,7 @@ from gpuprefetch.foreign import why_not_taken_over
 from gpuprefetch.kinds import is_array
 from gpuprefetch.plural import counted
 from gpuprefetch.shapes import looks_channels_last
+from gpuprefetch.signatures import arity_of
 
 __all__ = ["note_what_was_given"]
 
@@ -31,11 +31,6 @@ _MOST_ALIKE = 3
 
 # The place of an item in its list.
 _INDEX = re.compile(r"\[\d+\]: $")
-
-_POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
 
 
 def note_what_was_given(
@@ -118,18 +113,11 @@ def _describe(leaf: Any, *, with_shape: bool = True) -> str:
 
 def _hint_at_number(function: Any, given: int) -> str:
     """Say which inputs would give a function as many values as it takes."""
-    call = getattr(function, "forward", function)  # A module's own takes anything.
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):
-        return ""  # Built in, or no function at all.
-    parameters = signature.parameters.values()
-    takes = [one for one in parameters if one.kind in _POSITIONAL]
-    needed = sum(one.default is one.empty for one in takes)
-    is_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
-    if needed <= given and (is_any or given <= len(takes)):
+    # A module's own takes anything.
+    arity = arity_of(getattr(function, "forward", function))
+    if arity is None or arity.least <= given <= arity.most:
         return ""
-    number = needed if given < needed else len(takes)
+    number = arity.least if given < arity.least else int(arity.most)
     if not number:
         return ""
     inputs = 0 if number == 1 else tuple(range(number))

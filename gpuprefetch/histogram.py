@@ -52,12 +52,7 @@ class Histogram:
 
     def add(self, value: float) -> None:
         """Count one value."""
-        count, total = self._counted
-        if _LEAST < value < _MOST:
-            self._bins[int(log2(value) * _BINS_PER_OCTAVE + _SHIFT)] += 1
-        else:
-            self._bins[0 if value <= _LEAST else -1] += 1
-        self._counted = (count + 1, total + value)
+        self.add_all((value,))
 
     def add_all(self, values: Sequence[float]) -> None:
         """Count many values: the same as :meth:`add` for each, and quicker."""

@@ -42,8 +42,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
-        self._has_seen_a_batch = False
-        self._has_seen_images = False
+        self._seen: set[str] = set()
         self._pageable_path = ""
         self._num_calls = 0
 
@@ -76,16 +75,12 @@ class Watch:
             is_source_pinning: The source was asked to pin its batches.
         """
 
-        def look_and_prepare(batch: Any) -> Prepared:
-            if not self._has_seen_a_batch:
-                self._has_seen_a_batch = True
-                leaf = findings.pageable_leaf(batch)
-                self._pageable_path = "" if leaf is None else path_to(batch, leaf)
-                pins = is_source_pinning
-                self.tell(findings.in_batch(batch, is_source_pinning=pins))
-            return prepare(batch)
+        def look(batch: Any) -> None:
+            leaf = findings.pageable_leaf(batch)
+            self._pageable_path = "" if leaf is None else path_to(batch, leaf)
+            self.tell(findings.in_batch(batch, is_source_pinning=is_source_pinning))
 
-        return prepare if self._has_seen_a_batch else look_and_prepare
+        return self._looking_once("batch", look, prepare)
 
     def looking_at_images(
         self, prepare: Callable[[Any], Prepared], selection: Selection
@@ -97,15 +92,23 @@ class Watch:
             selection: What a Kornia augmentation gets of a batch.
         """
 
+        def look(batch: Any) -> None:
+            # A batch without them is refused when it is the transform's turn.
+            with suppress(SelectionError):
+                self.tell(findings.in_images(selection.take(batch), batch))
+
+        return self._looking_once("images", look, prepare)
+
+    def _looking_once(
+        self, what: str, look: Callable[[Any], None], prepare: Callable[[Any], Prepared]
+    ) -> Callable[[Any], Prepared]:
         def look_and_prepare(batch: Any) -> Prepared:
-            if not self._has_seen_images:
-                self._has_seen_images = True
-                # A batch without them is refused when it is the transform's turn.
-                with suppress(SelectionError):
-                    self.tell(findings.in_images(selection.take(batch), batch))
+            if what not in self._seen:
+                self._seen.add(what)
+                look(batch)
             return prepare(batch)
 
-        return prepare if self._has_seen_images else look_and_prepare
+        return prepare if what in self._seen else look_and_prepare
 
     def look_at_figures(self, stats: LoaderStats) -> None:
         """Look at what the first batches of a pass took."""

@@ -44,7 +44,7 @@ _LAYERS = [
     ["histogram", "kinds", "ranges", "thresholds"],
     ["batch", "cores", "ranks"],
     ["containers"],
-    ["errors", "plural", "shapes"],
+    ["errors", "plural", "shapes", "signatures"],
 ]
 
 # The same within `augment`, from the top down.

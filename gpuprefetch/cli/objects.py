@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from gpuprefetch.errors import GpuPrefetchError
+from gpuprefetch.signatures import arity_of
 
 __all__ = [
     "CommandError",
@@ -153,27 +154,17 @@ def load_step(reference: str) -> Callable[[Any], object]:
             part of a batch.
     """
     step = _instance(reference)
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):
+    arity = arity_of(step)
+    if arity is None:
         return step  # Written in C; it may not say what it takes.
-    required = [p for p in parameters if p.default is p.empty and p.kind in _POSITIONAL]
-    names = [p.name for p in parameters if p.default is p.empty and p.kind in _BY_NAME]
-    if names or not any(p.kind in (*_POSITIONAL, *_REST) for p in parameters):
+    if arity.needs_by_name or not arity.most:
+        names = arity.needs_by_name
         takes = f"needs {names[0]}= by name" if names else "takes no argument"
         raise CommandError(
             f"{reference} {takes}. A step is called with each batch, or with its "
             "items: def step(batch), or def step(x, y)."
         )
-    return step if len(required) <= 1 else _taking_items(step, reference)
-
-
-_POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
-_REST = (inspect.Parameter.VAR_POSITIONAL,)
-_BY_NAME = (inspect.Parameter.KEYWORD_ONLY,)
+    return step if arity.least <= 1 else _taking_items(step, reference)
 
 
 def _taking_items(
@@ -199,11 +190,8 @@ def load_transform(reference: str) -> Callable[..., Any]:
             inputs.
     """
     transform = _instance(reference)
-    try:
-        parameters = inspect.signature(transform).parameters.values()
-    except (TypeError, ValueError):
-        return transform  # Written in C; it may not say what it takes.
-    if not any(p.kind in (*_POSITIONAL, *_REST) for p in parameters):
+    arity = arity_of(transform)
+    if arity is not None and not arity.most:
         raise CommandError(
             f"{reference} takes no argument. A transform is called with a batch's "
             "images; if this is a function that makes one, name what it returns: "
