@@ -230,7 +230,8 @@ def parse_device(device: object) -> torch.device | None:
         return torch.device(device)
     except RuntimeError as error:
         raise SettingError(
-            f"device={device!r} is not a device that torch knows: {error}"
+            f"device={device!r} is not a device that torch knows. Pass 'cuda', "
+            "'cuda:1' or 'cpu', for example, or None for the current accelerator."
         ) from error
 
 

@@ -113,7 +113,7 @@ def test_no_public_kind_of_error_is_missing_above() -> None:
         (
             {"device": "gpu"},
             SettingError,
-            r"device='gpu' is not a device that torch knows",
+            r"device='gpu' is not a device that torch knows\. Pass 'cuda', .*or None",
         ),
         (
             {"device": 1.5},

@@ -297,9 +297,9 @@ def check_image(image: Any) -> None:
         raise BatchError(
             "an image for a Kornia augmentation is "
             f"{with_article(type(image).__name__)}. Accepted "
-            "are tensors (B, C, H, W) or (C, H, W); stack lists of images, and "
-            "turn NumPy arrays into tensors with torch.from_numpy in the collate "
-            "function, or name another part of the batch with inputs=..."
+            "are tensors (B, C, H, W) or (C, H, W); bring images to one size and stack "
+            "them, and turn NumPy arrays into tensors with torch.from_numpy, in the "
+            "collate function, or name another part of the batch with inputs=..."
         )
     if not image.is_floating_point() and image.dtype not in _FULL_SCALE:
         raise BatchError(
