@@ -31,7 +31,7 @@ from gpuprefetch.augment.host_reads import skip_host_reads
 from gpuprefetch.augment.parameters import ship
 from gpuprefetch.augment.segments import Segment, draw_kept, run_kept
 from gpuprefetch.errors import TransformError
-from gpuprefetch.seeding import generators_seeded
+from gpuprefetch.seeding import generators_seeded, no_other_thread_seeds
 
 __all__ = ["GraphedMember", "Kept", "KeptGraphs"]
 
@@ -137,7 +137,8 @@ class GraphedMember:
         graph = self._graphs.get(key)
         if graph is not None or self.why_eager:
             return graph
-        with self._lock:
+        # Comparing seeds the generators, and a loader calls this with them seeded.
+        with no_other_thread_seeds(), self._lock:
             if key in self._graphs:  # Another thread was faster.
                 return self._graphs[key]
             if any(graph.is_for_more(image) for graph in self._graphs.values()):
