@@ -44,7 +44,11 @@ _PLAIN_CONTAINERS = frozenset({tuple, list, dict})
 
 def has_own_to(value: Any) -> bool:
     """Tell whether ``value`` is an object that moves itself: ``value.to(device)``."""
-    return not isinstance(value, type) and callable(getattr(value, "to", None))
+    try:
+        return not isinstance(value, type) and callable(getattr(value, "to", None))
+    except Exception:
+        # A dict whose attributes are its keys often raises KeyError for one.
+        return False
 
 
 def field_names(value: Any) -> tuple[str, ...]:

@@ -252,6 +252,19 @@ def test_an_object_with_a_class_attribute_to_is_no_mover(
     assert out["x"].device.type == other_device.type
 
 
+class _KeysAsAttributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+def test_a_dict_that_raises_key_errors_for_attributes_is_moved(
+    other_device: torch.device,
+) -> None:
+    batch = _KeysAsAttributes(x=torch.ones(1))
+    out = next(iter(StreamPrefetchLoader([batch], device=other_device)))
+    assert type(out) is _KeysAsAttributes
+    assert out.x.device.type == other_device.type
+
+
 def test_a_type_in_a_batch_is_a_leaf(other_device: torch.device) -> None:
     batch = (torch.ones(1), torch.Tensor, Sample, dict)
     out = next(iter(StreamPrefetchLoader([batch], device=other_device)))
