@@ -265,6 +265,25 @@ def test_a_dict_that_raises_key_errors_for_attributes_is_moved(
     assert out.x.device.type == other_device.type
 
 
+class _ItsOwnDict(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+def test_a_dict_that_is_its_own_attributes_has_the_transforms_result_in_both() -> None:
+    batch = _ItsOwnDict(x=torch.ones(2), y=[torch.ones(1)])
+    loader = StreamPrefetchLoader([batch], lambda x: x * 2, inputs="x", device="cpu")
+    out = next(iter(loader))
+    assert out["x"].tolist() == [2.0, 2.0]
+    assert out.x is out["x"]
+    assert out.y is batch.y
+    out["x"] = out.z = 3
+    assert (out.x, out["z"]) == (3, 3)
+    assert batch.x.tolist() == [1.0, 1.0]
+    assert batch.keys() == {"x", "y"}
+
+
 def test_a_type_in_a_batch_is_a_leaf(other_device: torch.device) -> None:
     batch = (torch.ones(1), torch.Tensor, Sample, dict)
     out = next(iter(StreamPrefetchLoader([batch], device=other_device)))
