@@ -44,7 +44,11 @@ _PLAIN_CONTAINERS = frozenset({tuple, list, dict})
 
 def has_own_to(value: Any) -> bool:
     """Tell whether ``value`` is an object that moves itself: ``value.to(device)``."""
-    return not isinstance(value, type) and callable(getattr(value, "to", None))
+    try:
+        return not isinstance(value, type) and callable(getattr(value, "to", None))
+    except Exception:
+        # A dict whose attributes are its keys often raises KeyError for one.
+        return False
 
 
 def field_names(value: Any) -> tuple[str, ...]:
@@ -103,11 +107,18 @@ def children_of(value: Any) -> Iterable[_Child] | None:
         return None
     else:
         return _attributes(value, field_names(value)) or None
-    if kind not in _PLAIN_CONTAINERS and isinstance(value, (tuple, list, dict)):
+    if kind in _PLAIN_CONTAINERS or _is_its_own_dict(value):
+        return items
+    if isinstance(value, (tuple, list, dict)):
         # What a subclass of a built-in container keeps beside its items. Others may
         # keep the items themselves there.
         items += _attributes(value, getattr(value, "__dict__", ()))
     return items
+
+
+def _is_its_own_dict(value: Any) -> bool:
+    """Whether a dict's items are its attributes: ``self.__dict__ = self``."""
+    return getattr(value, "__dict__", None) is value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +166,10 @@ def rebuild(container: Any, changed: dict[Any, Any]) -> Any:
 def _shallow_copy(container: Any) -> Any:
     """Copy a container so that setting its items leaves the original alone."""
     copied = copy.copy(container)
-    if isinstance(container, (Mapping, MutableSequence)):
+    if _is_its_own_dict(container):
+        # Made without its constructor, it has the items of before as its attributes.
+        object.__setattr__(copied, "__dict__", copied)
+    elif isinstance(container, (Mapping, MutableSequence)):
         # Items of a class that is no built-in container lie in an attribute of it,
         # which copy.copy shares between the two.
         for name, value in getattr(copied, "__dict__", {}).items():

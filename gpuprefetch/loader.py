@@ -11,6 +11,7 @@ the device, the stream and the rank are looked up when a pass starts.
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
@@ -51,6 +52,9 @@ _OWN_ATTRIBUTES = frozenset(
         "_passes",
     }
 )
+
+# Given to the constructor; to set one later would change nothing.
+_SETTINGS = frozenset(field.name for field in fields(Settings))
 
 
 class StreamPrefetchLoader(Generic[Batch]):
@@ -325,8 +329,18 @@ class StreamPrefetchLoader(Generic[Batch]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_own = name in _OWN_ATTRIBUTES or hasattr(type(self), name)
-        if not is_own and not name.startswith("__") and hasattr(self.source, name):
-            setattr(self.source, name, value)
+        # A subclass may set its own before it calls our constructor.
+        source = self.__dict__.get("source")
+        if is_own or name.startswith("__") or source is None:
+            object.__setattr__(self, name, value)
+        elif hasattr(source, name):
+            setattr(source, name, value)
+        elif name in _SETTINGS:
+            raise AttributeError(
+                f"{name} is a setting of {type(self).__name__} and is read once, when "
+                f"it is made. Make another with {name}=...; it may have the same "
+                "source."
+            )
         else:
             object.__setattr__(self, name, value)
 

@@ -25,7 +25,13 @@ import torch
 
 from gpuprefetch.ranks import Ranks
 
-__all__ = ["BatchSeeds", "draw_base_seed", "generators_seeded", "mix"]
+__all__ = [
+    "BatchSeeds",
+    "draw_base_seed",
+    "generators_seeded",
+    "mix",
+    "no_other_thread_seeds",
+]
 
 _MASK = (1 << 64) - 1
 
@@ -96,6 +102,17 @@ def _renew_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # Not where processes cannot fork.
     os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+@contextmanager
+def no_other_thread_seeds() -> Iterator[None]:
+    """Run a block while no other thread is in :func:`generators_seeded`.
+
+    For whoever holds a lock of its own around work that may set the generators: two
+    threads that took the two locks in different orders would wait for each other.
+    """
+    with _seeded_block:
+        yield
 
 
 @contextmanager

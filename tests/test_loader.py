@@ -99,6 +99,23 @@ def test_attributes_are_written_to_the_source() -> None:
     assert isinstance(next(iter(loader)), list)
 
 
+@pytest.mark.parametrize("name", ["transform", "depth", "seed", "device"])
+def test_a_setting_that_would_be_set_in_vain_is_refused(name: str) -> None:
+    loader = StreamPrefetchLoader([torch.ones(1)])
+    with pytest.raises(AttributeError, match=rf"{name} is a setting .*{name}=\.\.\."):
+        setattr(loader, name, None)
+
+
+def test_a_subclass_may_set_attributes_before_the_constructor_runs() -> None:
+    class Named(StreamPrefetchLoader[Any]):
+        def __init__(self, name: str, source: Any) -> None:
+            self.name = name
+            super().__init__(source)
+
+    loader = Named("train", [torch.ones(1)])
+    assert (loader.name, len(list(loader))) == ("train", 1)
+
+
 def test_attributes_that_the_source_does_not_have_stay_here() -> None:
     source = DataLoader(Numbers(8), batch_size=4)
     loader = StreamPrefetchLoader(source)

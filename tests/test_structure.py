@@ -252,6 +252,38 @@ def test_an_object_with_a_class_attribute_to_is_no_mover(
     assert out["x"].device.type == other_device.type
 
 
+class _KeysAsAttributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+def test_a_dict_that_raises_key_errors_for_attributes_is_moved(
+    other_device: torch.device,
+) -> None:
+    batch = _KeysAsAttributes(x=torch.ones(1))
+    out = next(iter(StreamPrefetchLoader([batch], device=other_device)))
+    assert type(out) is _KeysAsAttributes
+    assert out.x.device.type == other_device.type
+
+
+class _ItsOwnDict(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+def test_a_dict_that_is_its_own_attributes_has_the_transforms_result_in_both() -> None:
+    batch = _ItsOwnDict(x=torch.ones(2), y=[torch.ones(1)])
+    loader = StreamPrefetchLoader([batch], lambda x: x * 2, inputs="x", device="cpu")
+    out = next(iter(loader))
+    assert out["x"].tolist() == [2.0, 2.0]
+    assert out.x is out["x"]
+    assert out.y is batch.y
+    out["x"] = out.z = 3
+    assert (out.x, out["z"]) == (3, 3)
+    assert batch.x.tolist() == [1.0, 1.0]
+    assert batch.keys() == {"x", "y"}
+
+
 def test_a_type_in_a_batch_is_a_leaf(other_device: torch.device) -> None:
     batch = (torch.ones(1), torch.Tensor, Sample, dict)
     out = next(iter(StreamPrefetchLoader([batch], device=other_device)))

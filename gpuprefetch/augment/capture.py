@@ -21,13 +21,14 @@ from torch.utils import _pytree as pytree
 from gpuprefetch.errors import TransformError
 from gpuprefetch.streams import Event, Stream, current_stream, record_use
 
-__all__ = ["Captured", "capture", "replay"]
+__all__ = ["Captured", "capture", "is_capturing", "replay"]
 
 _logger = logging.getLogger(__name__)
 
 _WARM_UP_CALLS = 3  # Libraries choose algorithms and allocate workspaces in the first.
 
 _capturing = threading.Lock()  # Torch allows one capture at a time in a process.
+_of_thread = threading.local()  # Whether it is this thread that captures.
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ def capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Captured:
         args, kwargs = pytree.tree_unflatten(static, spec)
         # Restores the stream too, which a failing capture leaves behind as it is.
         with (
-            _capturing,
+            _turn_to_capture(),
             torch.cuda.stream(stream),
             _draws_undone(device),
             _no_cast_cache(),
@@ -99,6 +100,26 @@ def capture(fn: Callable[..., Any], leaves: list[Any], spec: Any) -> Captured:
         draws_numbers,
         {current_stream(device)},
     )
+
+
+def is_capturing() -> bool:
+    """Whether what this thread launches now is to become part of a graph.
+
+    True in the warm-up of :func:`capture` too, of which the stream knows nothing: what
+    would capture a graph of its own there has to wait for the end of this one.
+    """
+    is_here: bool = getattr(_of_thread, "is_capturing", False)
+    return is_here or torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def _turn_to_capture() -> Iterator[None]:
+    with _capturing:
+        _of_thread.is_capturing = True
+        try:
+            yield
+        finally:
+            _of_thread.is_capturing = False
 
 
 def _generator_offset() -> int:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gpuprefetch.augment.capture import Captured, capture, replay
+from gpuprefetch.augment.capture import Captured, capture, is_capturing, replay
 from gpuprefetch.augment.fused import FusedAugmentation
 from gpuprefetch.errors import SettingError
 from gpuprefetch.kinds import is_hashable, is_kornia_module
@@ -86,12 +86,12 @@ class GraphedTransform:
         """
         key = None if kwargs else _quick_key(self.fn, args)
         captured = self._recent.get(key)
-        if captured is not None and not _is_capturing():
+        if captured is not None and not is_capturing():
             return self._replay(captured, args)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         captured = None
-        if _is_on_cuda(tensors) and not _is_capturing():
+        if _is_on_cuda(tensors) and not is_capturing():
             captured = self._find(leaves, spec, tensors)
         if captured is None:
             with torch.no_grad():
@@ -119,7 +119,7 @@ class GraphedTransform:
                 return None
             signature = _signature(self.fn, leaves, spec, tensors)
             captured = self._captured.get(signature)
-        if captured is None or captured.draws_numbers or _is_capturing():
+        if captured is None or captured.draws_numbers or is_capturing():
             return None
         return functools.partial(self._replay, captured, tensors)
 
@@ -196,10 +196,6 @@ def _require_no_host_draws(fn: Callable[..., Any]) -> None:
 
 def _is_on_cuda(tensors: list[Tensor]) -> bool:
     return bool(tensors) and all(tensor.is_cuda for tensor in tensors)
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_current_stream_capturing()
 
 
 def _why_not(leaves: list[Any], tensors: list[Tensor]) -> str:

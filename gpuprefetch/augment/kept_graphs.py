@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 
-from gpuprefetch.augment.capture import Captured, capture, replay
+from gpuprefetch.augment.capture import Captured, capture, is_capturing, replay
 from gpuprefetch.augment.host_reads import skip_host_reads
 from gpuprefetch.augment.parameters import ship
 from gpuprefetch.augment.segments import Segment, draw_kept, run_kept
 from gpuprefetch.errors import TransformError
-from gpuprefetch.seeding import generators_seeded
+from gpuprefetch.seeding import generators_seeded, no_other_thread_seeds
 
 __all__ = ["GraphedMember", "Kept", "KeptGraphs"]
 
@@ -137,7 +137,8 @@ class GraphedMember:
         graph = self._graphs.get(key)
         if graph is not None or self.why_eager:
             return graph
-        with self._lock:
+        # Comparing seeds the generators, and a loader calls this with them seeded.
+        with no_other_thread_seeds(), self._lock:
             if key in self._graphs:  # Another thread was faster.
                 return self._graphs[key]
             if any(graph.is_for_more(image) for graph in self._graphs.values()):
@@ -272,7 +273,7 @@ def _fits_a_graph(image: Tensor, drawn: Any) -> bool:
     """Whether images and numbers are of the usual kind, and no gradient is wanted."""
     if not image.is_cuda or not isinstance(drawn, dict) or image.numel() == 0:
         return False
-    if torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         return False
     tensors = drawn.values()
     if not all(isinstance(value, Tensor) and value.is_cpu for value in tensors):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,12 @@ from torch import Tensor, nn
 
 from gpuprefetch.augment.parameters import Parameters
 from gpuprefetch.augment.segments import as_batch, draw_kept
+from gpuprefetch.seeding import no_other_thread_seeds
 
 if TYPE_CHECKING:
     from gpuprefetch.augment.kornia_adapter import KorniaTransform
 
 __all__ = ["change_images", "run_whole"]
-
-# Held while Kornia runs: a container keeps the matrices of a call on itself.
-_kornias_turn = threading.Lock()
 
 
 def run_whole(
@@ -42,7 +39,8 @@ def run_whole(
     if drawn is None:
         drawn = _draw(kornia.module, inputs[0], generator)
     run = kornia.apply_seeded if isinstance(drawn, int) else kornia.apply_drawn
-    with _kornias_turn:
+    # One thread at a time: a container keeps the matrices of a call on itself.
+    with no_other_thread_seeds():
         return run(inputs, drawn)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
+from threading import Thread
 from typing import Any
 
 import kornia.augmentation as K
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gpuprefetch import StreamPrefetchLoader
+from gpuprefetch.augment import capture as capturing
 from gpuprefetch.augment import graphed as module
 from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.graphed import GraphedTransform
@@ -47,7 +50,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
         return "replayed"
 
     monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr(module, "_is_capturing", lambda: False)
+    monkeypatch.setattr(module, "is_capturing", lambda: False)
     monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(module, "replay", replay)
     return calls
@@ -170,10 +173,37 @@ def test_what_may_change_unseen_is_not_captured(
 def test_inside_another_capture_the_function_runs_as_it_is(
     captures: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_is_capturing", lambda: True)
+    monkeypatch.setattr(module, "is_capturing", lambda: True)
     x = torch.rand(4)
     assert torch.equal(GraphedTransform(double)(x), x * 2)
     assert captures == []
+
+
+def test_one_inside_another_becomes_part_of_it_from_the_warm_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It used to wait there for the capture that it was a part of."""
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, nullcontext)
+    for name in ("current_stream", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: False)
+    monkeypatch.setattr(capturing, "_draws_undone", nullcontext)
+    monkeypatch.setattr(capturing, "_generator_offset", lambda: 0)
+    monkeypatch.setattr(capturing, "_record", lambda work: (work(), work()))
+    monkeypatch.setattr(capturing, "_make", lambda kind: None)
+    monkeypatch.setattr(capturing, "current_stream", lambda device: None)
+    monkeypatch.setattr(module, "replay", lambda captured, _: captured.outputs[0])
+    inner = GraphedTransform(double)
+    outer = GraphedTransform(lambda x: inner(x) + 1)
+    results: list[Tensor] = []
+    thread = Thread(target=lambda: results.append(outer(torch.ones(2))), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert [result.tolist() for result in results] == [[3.0, 3.0]]
+    assert "captured=0" in repr(inner)
+    assert inner(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert "captured=1" in repr(inner), "the turn was given back"
 
 
 def test_a_failed_capture_is_tried_again(

@@ -9,6 +9,7 @@ import copy
 import logging
 import pickle
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -385,6 +386,37 @@ def test_a_member_is_not_blamed_for_what_another_thread_draws(graphs: Graphs) ->
     member(torch.rand(SHAPE), drawn(module))
     assert not member.why_eager
     assert graphs.captured
+
+
+def test_a_capture_and_a_loader_do_not_wait_for_each_other(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread captures and compares; a loader's has the generators seeded."""
+    module = gamma()
+    member, images, numbers = GraphedMember(module), torch.rand(SHAPE), drawn(module)
+    captures, is_seeded = threading.Event(), threading.Event()
+
+    def capture(*given: Any) -> Any:
+        captures.set()
+        is_seeded.wait(0.5)  # In vain, where the other thread has to wait.
+        return graphs.capture(*given)
+
+    def run_as_a_loader() -> None:
+        captures.wait()
+        with generators_seeded(1, images.device):
+            is_seeded.set()
+            member(images, numbers)
+
+    monkeypatch.setattr(kept_graphs, "capture", capture)
+    first = threading.Thread(target=member, args=(images, numbers), daemon=True)
+    second = threading.Thread(target=run_as_a_loader, daemon=True)
+    for thread in (first, second):
+        thread.start()
+    for thread in (first, second):
+        thread.join(10.0)
+    assert not first.is_alive()
+    assert not second.is_alive()
+    assert len(graphs.captured) == 1
 
 
 def test_torchs_compiler_does_not_follow_a_capture(

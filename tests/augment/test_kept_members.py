@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import kornia.augmentation as K
 import pytest
@@ -240,6 +241,24 @@ def test_threads_do_not_mix_up_what_kornia_moves() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert wrong == []
+
+
+def test_a_function_of_a_loader_may_call_what_another_loaders_transform_is() -> None:
+    """One seeds and then runs Kornia, the other runs Kornia, which then seeds."""
+    videos = [torch.rand(1, 2, 3, 4, 4) for _ in range(200)]
+    module = K.VideoSequential(K.ColorJiggle(p=1.0), data_format="BTCHW")
+    assert fuse(module).runs_as_is
+    inner = StreamPrefetchLoader(videos, fuse(module), device="cpu")
+    other = fuse(module)
+    outer = StreamPrefetchLoader(
+        inner, lambda x: other(x), device="cpu", background=True
+    )
+    # A daemon: threads that wait for each other never end.
+    counts: list[int] = []
+    thread = Thread(target=lambda: counts.append(len(list(outer))), daemon=True)
+    thread.start()
+    thread.join(30.0)
+    assert counts == [200], "the two threads wait for each other"
 
 
 def test_the_summary_does_not_claim_what_does_not_run_fused() -> None:
