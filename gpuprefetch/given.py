@@ -29,6 +29,9 @@ _MOST_PLACED = 256
 # Items of a list that are told one by one, even if they are alike.
 _MOST_ALIKE = 3
 
+# How torch names uint8, and what it asks for instead.
+_IS_OF_TYPE = re.compile(r"uint8|unsigned char|\bbyte\b|\bfloat", re.IGNORECASE)
+
 # The place of an item in its list.
 _INDEX = re.compile(r"\[\d+\]: $")
 
@@ -50,7 +53,12 @@ def note_what_was_given(
             hint for leaf in leaves_of(inputs) for hint in _hints(leaf, str(error))
         )
         hints |= dict.fromkeys((_hint_at_number(function, len(inputs)),))
-        hints |= dict.fromkeys((why_not_taken_over(function),))
+        reason = why_not_taken_over(function)
+        if not reason and callable(
+            function
+        ):  # Not a Kornia module that was taken over.
+            reason = _hint_at_scale(inputs, str(error))
+        hints |= dict.fromkeys((reason,))
         said = (
             f"gpuprefetch: in batch {batch_index} of the pass, counted from 0, the "
             f"transform was given {given}."
@@ -125,6 +133,18 @@ def _hint_at_number(function: Any, given: int) -> str:
         f"The function takes {counted(number, 'value')} and was given {given}. As "
         f"transform=, it gets {number} with inputs={inputs}, or with as many keys or "
         "fields."
+    )
+
+
+def _hint_at_scale(inputs: tuple[Any, ...], message: str) -> str:
+    """Say that whole numbers come as they are, where an error is about their type."""
+    is_uint8 = any(getattr(x, "dtype", None) is torch.uint8 for x in leaves_of(inputs))
+    if not is_uint8 or not _IS_OF_TYPE.search(message):
+        return ""
+    return (
+        "A function gets images as they came: uint8 is scaled for a Kornia "
+        "augmentation that is the transform, and for nothing else. Scale it there, "
+        "with images.float() / 255."
     )
 
 

@@ -335,7 +335,7 @@ class StreamPrefetchLoader(Generic[Batch]):
             object.__setattr__(self, name, value)
         elif hasattr(source, name):
             setattr(source, name, value)
-        elif name in _SETTINGS:
+        elif name in _SETTINGS and value is not getattr(self._settings, name):
             raise AttributeError(
                 f"{name} is a setting of {type(self).__name__} and is read once, when "
                 f"it is made. Make another with {name}=...; it may have the same "

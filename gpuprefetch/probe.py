@@ -169,8 +169,14 @@ def probe(
         effort: How long to measure.
 
     Raises:
-        SettingError: ``source`` is empty, or can be iterated once only.
+        SettingError: ``source`` is empty, can be iterated once only, or is behind a
+            loader of ours already.
     """
+    if isinstance(source, StreamPrefetchLoader):
+        raise SettingError(
+            f"the loader is a {type(source).__name__} already, and the plain loop is "
+            "needed beside it. Pass the DataLoader that it wraps, and its transform."
+        )
     if isinstance(source, Iterator):
         raise SettingError(
             f"the loader is a {type(source).__name__}, which can be iterated once; it "

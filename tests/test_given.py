@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.transforms import v2
 
 from gpuprefetch import BatchError, StreamPrefetchLoader, TransformError, given
 from tests.sources import count
@@ -237,7 +238,7 @@ def test_an_array_that_reaches_the_transform_is_told_from_numpy() -> None:
 def test_kornia_asks_for_a_tensor_instead_of_an_array(module: nn.Module) -> None:
     loader = StreamPrefetchLoader([[ARRAY]], module, device="cpu")
     with pytest.raises(
-        BatchError, match=r"is an ndarray.*torch\.from_numpy in the collate function"
+        BatchError, match=r"is an ndarray.*torch\.from_numpy, in the collate function"
     ) as caught:
         next(iter(loader))
     assert "from_numpy" not in caught.value.__notes__[0]
@@ -276,3 +277,30 @@ def test_an_error_at_channels_first_images_gives_no_such_hint() -> None:
     note = notes_of(torch.zeros(2, 5, 8, 8), device="cpu")
     assert "(2, 5, 8, 8)" in note
     assert "looks like" not in note
+
+
+# Whole numbers #
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [nn.Conv2d(3, 4, 3).requires_grad_(False), v2.Normalize([0.5] * 3, [0.5] * 3)],
+    ids=["model", "torchvision"],
+)
+def test_an_error_at_uint8_images_says_that_they_come_unscaled(
+    device: torch.device, transform: nn.Module
+) -> None:
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    note = notes_of(images, transform.to(device), device=device)
+    assert "with images.float() / 255" in note
+
+
+def test_errors_about_anything_else_do_not_speak_of_scaling() -> None:
+    uint8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    assert "scale" not in notes_of(uint8, device="cpu")
+    assert "scale" not in notes_of(uint8.float(), lambda x: x & 1, device="cpu")
+    # A Kornia module that is the transform gets them scaled.
+    both = K.AugmentationSequential(K.RandomCrop((4, 4)), data_keys=["image", "mask"])
+    note = notes_of((uint8.long(), uint8), both, inputs=(0, 1), device="cpu")
+    assert "was given" in note
+    assert "scale" not in note

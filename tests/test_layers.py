@@ -63,7 +63,7 @@ _AUGMENT_LAYERS = [
     ["plan"],
     ["steps", "kornia_adapter"],
     ["host_reads", "shortcuts", "values"],
-    ["column", "unchanged"],
+    ["column", "label_kinds", "unchanged"],
 ]
 
 # Packages that one file alone may import.

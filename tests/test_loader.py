@@ -103,7 +103,18 @@ def test_attributes_are_written_to_the_source() -> None:
 def test_a_setting_that_would_be_set_in_vain_is_refused(name: str) -> None:
     loader = StreamPrefetchLoader([torch.ones(1)])
     with pytest.raises(AttributeError, match=rf"{name} is a setting .*{name}=\.\.\."):
-        setattr(loader, name, None)
+        setattr(loader, name, object())
+
+
+def test_a_subclass_may_keep_what_it_gave_to_the_constructor() -> None:
+    class Keeping(StreamPrefetchLoader[Any]):
+        def __init__(self, source: Any, transform: Any) -> None:
+            super().__init__(source, transform)
+            self.transform = transform
+
+    loader = Keeping([torch.ones(1)], torch.neg)
+    assert loader.transform is torch.neg
+    assert next(iter(loader)).item() == -1
 
 
 def test_a_subclass_may_set_attributes_before_the_constructor_runs() -> None:

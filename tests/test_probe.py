@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.cli.probe import format_probe
 from gpuprefetch.errors import SettingError
 from gpuprefetch.gain import Gain, interval_of_median
@@ -269,6 +270,12 @@ def test_the_number_of_batches_follows_from_the_time_there_is(
 def test_an_empty_loader_is_refused() -> None:
     with pytest.raises(SettingError, match="gives no batches"):
         probe([], lambda x: None, device=CPU, effort=SHORT)
+
+
+def test_a_loader_of_ours_is_refused_since_the_plain_loop_is_needed() -> None:
+    loader = StreamPrefetchLoader([torch.ones(1)])
+    with pytest.raises(SettingError, match="Pass the DataLoader that it wraps"):
+        probe(loader, lambda x: None, device=CPU, effort=SHORT)
 
 
 def test_a_loader_that_can_be_iterated_once_is_refused() -> None:

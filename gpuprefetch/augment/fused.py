@@ -19,6 +19,7 @@ from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.eligible import data_keys_of, describe_members, why_one_piece
 from gpuprefetch.augment.kept_graphs import Kept, KeptGraphs
 from gpuprefetch.augment.kornia_plan import Member, read_members
+from gpuprefetch.augment.label_kinds import check_labels
 from gpuprefetch.augment.labels import move_labels
 from gpuprefetch.augment.launches import count_launches
 from gpuprefetch.augment.operator import augment, register, to_unit_range
@@ -214,6 +215,7 @@ class FusedAugmentation(nn.Module):
             results = run_whole(self.__dict__["_kornia"], inputs, params, generator)
             return change_images(results, self.data_keys, self._cast)
         batched = as_batch(image)
+        check_labels(self.data_keys, inputs)
         if params is None and len(inputs) == 1:
             result = self._run_images(
                 batched, lambda piece, now: draw_for(piece, now, generator)

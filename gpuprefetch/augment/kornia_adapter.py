@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpuprefetch.augment.label_kinds import check_labels
 from gpuprefetch.augment.shortcuts import BoxesOfCrop, shorten_crop, shorten_resize
 from gpuprefetch.errors import (
     BatchError,
@@ -132,7 +133,7 @@ class KorniaTransform:
             back as float32; everything else keeps its type and rank.
 
         Raises:
-            BatchError: An image is of another type.
+            BatchError: An image is of another type, or a label no tensor.
             ImageSizeError: A crop is larger than the image.
             TransformError: The number of inputs is not that of ``data_keys``.
         """
@@ -158,6 +159,7 @@ class KorniaTransform:
                 return run(_with_float_images(inputs[0]))
         self.check_count(inputs)
         keys = self._key_names()
+        check_labels(keys, inputs)
         floats = tuple(
             _to_float(value) if key in _IMAGE_KEYS else value
             for key, value in zip(keys, inputs, strict=True)

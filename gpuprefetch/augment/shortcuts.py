@@ -88,9 +88,9 @@ class BoxesOfCrop:
         generator = crop._param_generator
         self._generator, self._sampler = generator, generator.rand_sampler
         self._size = tuple(generator.size)
-        self._shape: tuple[int, ...] = ()
-        self._same: Params = {}
-        """What all batches of that shape have in common."""
+        # A shape, and what all batches of it have in common: one object, since threads
+        # may draw at the same time.
+        self._known: tuple[tuple[int, ...], Params] = ((), {})
 
     @staticmethod
     def can_draw_for(crop: Any) -> bool:
@@ -126,10 +126,11 @@ class BoxesOfCrop:
         # Kornia draws all columns first, then all rows.
         left = self._draw(count, max(width - crop_width + 1, 0))
         top = self._draw(count, max(height - crop_height + 1, 0))
-        if tuple(batch_shape) != self._shape:
-            self._same = _common(count, (height, width), (crop_height, crop_width))
-            self._shape = tuple(batch_shape)
-        same = {name: value.clone() for name, value in self._same.items()}
+        shape, common = self._known
+        if tuple(batch_shape) != shape:
+            common = _common(count, (height, width), (crop_height, crop_width))
+            self._known = (tuple(batch_shape), common)
+        same = {name: value.clone() for name, value in common.items()}
         start = torch.stack((left, top), dim=1)
         return {"src": start[:, None] + same["dst"], **same}
 
@@ -172,22 +173,23 @@ class _SameBoxes:
     def __init__(self, resize: Any) -> None:
         self._resize = resize
         self._generator = resize._param_generator
-        self._drawn_for: object = None
-        self._same: Params = {}
+        # What was asked for and what was drawn: one object, as above.
+        self._known: tuple[object, Params] = (None, {})
 
     def __call__(self, batch_shape: tuple[int, ...]) -> Params:
         resize, generator = self._resize, self._generator
         size, side = generator.output_size, generator.side
         fixed = size if isinstance(size, int) else tuple(size)
         asked_for = (tuple(batch_shape), fixed, side, generator.device, generator.dtype)
+        known_for, drawn = self._known
         # A subclass may give each batch another size, or another generator.
-        is_known = asked_for == self._drawn_for and resize._param_generator is generator
+        is_known = asked_for == known_for and resize._param_generator is generator
         if not is_known:
-            self._same = type(resize).generate_parameters(resize, batch_shape)
-            is_same = resize._param_generator is generator
-            self._drawn_for = asked_for if is_same else None
+            drawn = type(resize).generate_parameters(resize, batch_shape)
+            if resize._param_generator is generator:
+                self._known = (asked_for, drawn)
         # Copies: whoever gets them may write to them.
-        return {name: value.clone() for name, value in self._same.items()}
+        return {name: value.clone() for name, value in drawn.items()}
 
 
 class _MatrixWithoutPixels:

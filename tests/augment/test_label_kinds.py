@@ -6,11 +6,12 @@ import kornia.augmentation as K
 import pytest
 import torch
 from chains import image_of
-from torch import Tensor
+from torch import Tensor, nn
 
+from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment.fused import FusedAugmentation
 from gpuprefetch.augment.fusing import fuse
-from gpuprefetch.errors import TransformError
+from gpuprefetch.errors import BatchError, TransformError
 
 IMAGE = image_of((4, 3, 20, 24), torch.float32)
 BOX = torch.tensor([2.0, 3.0, 9.0, 11.0])
@@ -85,3 +86,22 @@ def test_masks_keep_dtype_and_rank(dtype: torch.dtype, is_fused: bool) -> None:
         mask = (torch.rand(shape) * 2).to(dtype)
         out = fuse(chain)(IMAGE, mask)[1]
         assert (out.dtype, out.shape) == (dtype, (*shape[:-2], 20, 20))
+
+
+@pytest.mark.parametrize("key", ["keypoints", "bbox_xyxy"])
+@pytest.mark.parametrize("member", [K.RandomHorizontalFlip(), K.RandomPerspective()])
+def test_dicts_of_targets_are_refused_by_their_keys(
+    key: str, member: nn.Module
+) -> None:
+    """Fused or not, in a loader and by itself."""
+    chain = K.AugmentationSequential(member, data_keys=["input", key])
+    targets = [{"boxes": torch.zeros(1, 4), "labels": torch.zeros(1)}] * 4
+    told = rf"{key} .* is a list of dict, with the keys \['boxes', 'labels'\]"
+    with pytest.raises(BatchError, match=told):
+        fuse(chain)(IMAGE, targets)
+    loader = StreamPrefetchLoader([(IMAGE, targets)], chain, inputs=(0, 1))
+    with pytest.raises(BatchError, match=told):
+        next(iter(loader))
+    one = {"boxes": torch.zeros(4, 1, 4)}
+    with pytest.raises(BatchError, match=r"is a dict, with the keys \['boxes'\]"):
+        fuse(chain)(IMAGE, one)
