@@ -193,6 +193,16 @@ def test_inside_a_capture_it_becomes_part_of_that_one() -> None:
     torch.testing.assert_close(out, torch.sin(x))
 
 
+@pytest.mark.timeout(60)
+def test_one_that_calls_another_becomes_one_graph() -> None:
+    """At its first call too, when the inner one has no graph yet."""
+    inner = GraphedTransform(torch.sin)
+    outer = GraphedTransform(lambda x: inner(x) + 1)
+    for x in images(3):
+        torch.testing.assert_close(outer(x), torch.sin(x) + 1)
+        torch.testing.assert_close(inner(x), torch.sin(x))
+
+
 @pytest.fixture
 def _recovers() -> Iterator[None]:
     """After a failed capture the device serves as before."""

@@ -14,6 +14,7 @@ from kornia.augmentation import random_generator
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpuprefetch.augment import shortcuts
 from gpuprefetch.augment.kornia_adapter import KorniaTransform
 from gpuprefetch.augment.unchanged import keeps_all_methods_of
 from gpuprefetch.seeding import generators_seeded
@@ -342,3 +343,33 @@ def test_another_version_of_kornia_runs_as_it_is(
     monkeypatch.setattr(kornia, "__version__", "0.10.0")
     ours = KorniaTransform(OwnResize((20, 6))).module
     assert "generate_parameters" not in vars(ours)
+
+
+class _CrossedCrop(shortcuts.BoxesOfCrop):
+    """Another thread draws for larger images whenever this one stores something."""
+
+    other: tuple[int, ...] = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        other, self.__dict__["other"] = self.other, ()
+        if other:
+            self(other)
+
+
+class _CrossedResize(shortcuts._SameBoxes):
+    other: tuple[int, ...] = ()
+    __setattr__ = _CrossedCrop.__setattr__
+
+
+@pytest.mark.parametrize(
+    "draw", [_CrossedCrop(K.RandomCrop((7, 9))), _CrossedResize(K.Resize((7, 9)))]
+)
+def test_threads_do_not_get_each_others_boxes(draw: Any) -> None:
+    draw.__dict__["other"] = (5, 3, 20, 30)
+    drawn = draw((2, 3, 10, 12))
+    assert {name: len(value) for name, value in drawn.items()} == dict.fromkeys(
+        drawn, 2
+    )
+    assert drawn["input_size"].tolist() == [[10, 12]] * 2
+    assert draw.other == ()  # It did cross.
