@@ -40,8 +40,8 @@ class Times:
         self._called_s = 0.0
         self._before: Returned = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._num_returned = 0
-        # By figure: taken from readings, and about to be counted, many at a time.
-        self._new: defaultdict[str, list[float]] = defaultdict(list)
+        # Taken from readings, and about to be counted, many at a time.
+        self._new: defaultdict[Histogram, list[float]] = defaultdict(list)
         # In ms #
         self.period_ms = Histogram()
         self.between_ms = Histogram()
@@ -77,23 +77,22 @@ class Times:
         while readings:
             reading = readings.popleft()
             if isinstance(reading, float):
-                self._new["pull_ms"].append(reading * 1e3)
+                self._new[self.pull_ms].append(reading * 1e3)
             elif len(reading) == 2:
                 self._take_call(*reading)
             else:
                 self._take_return(reading, is_threaded=is_threaded)
-        for name, values in self._new.items():
-            figure: Histogram = getattr(self, name)
+        for figure, values in self._new.items():
             figure.add_all(values)
             values.clear()
 
     def _take_call(self, called_s: float, queued: int) -> None:
         new = self._new
         if self._num_returned:
-            new["queue_depth"].append(queued)
+            new[self.queue_depth].append(queued)
         if self._num_returned > 1:
-            new["between_ms"].append((called_s - self._before[0]) * 1e3)
-            new["period_ms"].append((called_s - self._called_s) * 1e3)
+            new[self.between_ms].append((called_s - self._before[0]) * 1e3)
+            new[self.period_ms].append((called_s - self._called_s) * 1e3)
         self._called_s = called_s
 
     def _take_return(self, reading: Returned, *, is_threaded: bool) -> None:
@@ -108,12 +107,12 @@ class Times:
         _, source_before_s, device_before_s, transform_before_s, pin_before_s = before
         source_s = source_total_s - source_before_s
         device_s = device_total_s - device_before_s
-        new["source_wait_ms"].append(source_s * 1e3)
-        new["device_wait_ms"].append(device_s * 1e3)
-        new["loader_ms"].append((next_s - source_s - device_s) * 1e3)
+        new[self.source_wait_ms].append(source_s * 1e3)
+        new[self.device_wait_ms].append(device_s * 1e3)
+        new[self.loader_ms].append((next_s - source_s - device_s) * 1e3)
         # Parts of that, of the same batches; not measured where there is none.
         if pin_total_s and not is_threaded:
-            new["pin_ms"].append((pin_total_s - pin_before_s) * 1e3)
+            new[self.pin_ms].append((pin_total_s - pin_before_s) * 1e3)
         if transform_total_s:
             transform_s = transform_total_s - transform_before_s
-            new["transform_host_ms"].append(transform_s * 1e3)
+            new[self.transform_host_ms].append(transform_s * 1e3)
