@@ -37,6 +37,10 @@ __all__ = ["GraphedTransform"]
 
 _logger = logging.getLogger(__name__)
 
+_Signature = tuple[object, tuple[int, ...]]
+"""What has to be equal for a graph to fit; the lengths of first axes are on their
+own."""
+
 
 class GraphedTransform:
     """A callable that captures ``fn`` once per signature and replays it.
@@ -67,11 +71,9 @@ class GraphedTransform:
         self._start()
 
     def _start(self) -> None:
-        self._captured: dict[object, Captured] = {}
+        self._captured: dict[_Signature, Captured] = {}
         # The same graphs by what is quicker to tell: see `_quick_key`.
         self._recent: dict[object, Captured] = {}
-        # Sizes of the first axes that were captured, by what else a signature holds.
-        self._lengths: dict[object, list[tuple[int, ...]]] = {}
         self._lock = threading.Lock()  # One thread at a time fills a graph's buffers.
         self._has_warned = False
 
@@ -138,14 +140,14 @@ class GraphedTransform:
         if reason:
             self._warn_once(reason)
             return None
-        signature = kind, lengths = _signature(self.fn, leaves, spec, tensors)
+        signature = _signature(self.fn, leaves, spec, tensors)
         captured = self._captured.get(signature)
         if captured is not None:
             return captured
         with self._lock:
             if signature in self._captured:  # Another thread was faster.
                 return self._captured[signature]
-            if any(_is_shorter(lengths, one) for one in self._lengths.get(kind, ())):
+            if any(_is_shorter(signature, known) for known in self._captured):
                 return None
             if len(self._captured) >= self.max_signatures:
                 self._warn_once(
@@ -154,7 +156,6 @@ class GraphedTransform:
                 )
                 return None
             captured = self._captured[signature] = capture(self.fn, leaves, spec)
-            self._lengths.setdefault(kind, []).append(lengths)
             return captured
 
     def _warn_once(self, reason: str) -> None:
@@ -213,8 +214,7 @@ def _why_not(leaves: list[Any], tensors: list[Tensor]) -> str:
 
 def _signature(
     fn: Callable[..., Any], leaves: list[Any], spec: Any, tensors: list[Tensor]
-) -> tuple[object, tuple[int, ...]]:
-    """What has to be equal for a graph to fit; first axes' lengths are on their own."""
+) -> _Signature:
     kind = (spec, _modes(fn), *map(_describe, leaves))
     return kind, tuple(len(one) if one.ndim else 0 for one in tensors)
 
@@ -243,5 +243,7 @@ def _describe(leaf: Any) -> object:
     return type(leaf), leaf  # 1 equals True and 1.0.
 
 
-def _is_shorter(lengths: tuple[int, ...], than: tuple[int, ...]) -> bool:
-    return lengths != than and all(map(int.__le__, lengths, than))
+def _is_shorter(batch: _Signature, than: _Signature) -> bool:
+    (kind, lengths), (other_kind, longer) = batch, than
+    is_alike = kind == other_kind and lengths != longer
+    return is_alike and all(map(int.__le__, lengths, longer))
