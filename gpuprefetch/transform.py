@@ -80,7 +80,7 @@ class DeviceTransform:
     ) -> None:
         self._function = function
         # Asked once: asking a protocol takes longer than drawing the numbers.
-        self._is_seeded = isinstance(function, SeededTransform)
+        self._seeded = function if isinstance(function, SeededTransform) else None
         self._replayed = function if isinstance(function, ReplayedTransform) else None
         self._copies_inputs = copies_inputs
         self._selection = selection
@@ -114,9 +114,8 @@ class DeviceTransform:
         return placed
 
     def _call(self, inputs: tuple[Any, ...], batch_index: int) -> Any:
-        if self._is_seeded:
-            seeded = cast(SeededTransform, self._function)
-            return seeded.apply_batch(inputs, self._seeds, batch_index)
+        if self._seeded is not None:
+            return self._seeded.apply_batch(inputs, self._seeds, batch_index)
         if self._replayed is not None:
             replay = self._replayed.without_draws(inputs)
             if replay is not None:
