@@ -42,7 +42,6 @@ from gpuprefetch.augment.segments import (
     draw_segment,
     in_order,
     run_kept,
-    split_packs,
 )
 from gpuprefetch.augment.variant import How
 from gpuprefetch.augment.whole import change_images, run_whole
@@ -281,7 +280,8 @@ class FusedAugmentation(nn.Module):
                 f"the parameters were drawn for images {tuple(params.shape)}, but "
                 f"these are {shape}; draw them with sample(images.shape)."
             )
-        packs = split_packs(ship(params.flat, image.device), params, self._pieces())
+        widths = [piece.plan.width for piece in self._pieces() if piece.plan]
+        packs = params.packs(widths, ship(params.flat, image.device))
         drawn, sizes = in_order(self._pieces(), packs, params.kept), iter(params.sizes)
 
         def give(piece: Segment, now: Tensor) -> Any:

@@ -42,9 +42,10 @@ class Parameters:
     sizes: tuple[Size, ...]
     """Size of the image before each segment, and of the result."""
 
-    def packs(self, widths: Sequence[int]) -> list[Tensor]:
-        """The packs, (B, n) each, as views."""
-        parts = torch.split(self.flat, [self.shape[0] * width for width in widths])
+    def packs(self, widths: Sequence[int], flat: Tensor | None = None) -> list[Tensor]:
+        """The packs, (B, n) each, as views of ``flat``, or of that in host memory."""
+        flat = self.flat if flat is None else flat
+        parts = torch.split(flat, [self.shape[0] * width for width in widths])
         return [
             part.view(self.shape[0], width)
             for part, width in zip(parts, widths, strict=True)
@@ -111,7 +112,7 @@ def params_from_kornia(
                 pack = torch.zeros(batch, plan.width)
                 for step, columns, before in plan.walk(size):
                     from_kornia(step, columns, next(members), pack, before)
-                packs.append(pack.view(-1))
+                packs.append(pack)
                 size = plan.output_size(size)
             sizes.append(size)
     except (LookupError, TypeError, AttributeError, StopIteration, ValueError) as error:
@@ -119,7 +120,7 @@ def params_from_kornia(
             f"params do not have the structure of {type(module).__name__}'s own: "
             f"{error}. Pass what sample() returned, or the module's _params."
         ) from error
-    flat = torch.cat(packs) if packs else torch.empty(0)
+    flat = join_packs(packs)
     return Parameters((batch, channels, height, width), flat, tuple(kept), tuple(sizes))
 
 
@@ -147,9 +148,7 @@ def refuse_capture() -> None:
 
 def ship(flat: Tensor, device: torch.device) -> Tensor:
     """The numbers on the device: one copy from pinned memory; nobody waits for it."""
-    if flat.device == device or device.type == "meta":
-        return flat.to(device)
-    if device.type != "cuda" or flat.numel() == 0:
+    if flat.device == device or device.type != "cuda" or flat.numel() == 0:
         return flat.to(device)
     refuse_capture()
     # The pinned block returns to torch's host allocator at once; the allocator hands it

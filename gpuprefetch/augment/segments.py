@@ -15,7 +15,7 @@ from gpuprefetch.augment.column import Size
 from gpuprefetch.augment.kornia_plan import Member
 from gpuprefetch.augment.launches import explain_steps
 from gpuprefetch.augment.operator import register
-from gpuprefetch.augment.parameters import Parameters, ship
+from gpuprefetch.augment.parameters import ship
 from gpuprefetch.augment.plan import Plan
 from gpuprefetch.augment.sample import Sampler
 from gpuprefetch.errors import BatchError, TransformError
@@ -34,7 +34,6 @@ __all__ = [
     "draw_segment",
     "in_order",
     "run_kept",
-    "split_packs",
 ]
 
 
@@ -175,19 +174,6 @@ def draw_for(piece: Segment, image: Tensor, generator: torch.Generator | None) -
     draw = _draw_uncompiled if torch.compiler.is_compiling() else draw_segment
     drawn, _ = draw(piece, image.shape, generator, is_pinned=image.is_cuda)
     return drawn if piece.plan is None else ship(drawn, image.device)
-
-
-def split_packs(
-    flat: Tensor, params: Parameters, segments: tuple[Segment, ...]
-) -> list[Tensor]:
-    """The pack of each fused segment: consecutive parts of the flat numbers."""
-    packs, start, batch = [], 0, params.shape[0]
-    for segment in segments:
-        if segment.plan is not None:
-            end = start + batch * segment.plan.width
-            packs.append(flat[start:end].view(batch, segment.plan.width))
-            start = end
-    return packs
 
 
 def in_order(
