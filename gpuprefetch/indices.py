@@ -15,6 +15,7 @@ their seed is drawn from a copy of the generator.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -117,16 +118,14 @@ class _StandIn:
         self._sampler = sampler
         self._num_skipped = num_skipped
         self._rest: _Rest | None = None
-        self._is_started = False
 
     def start_now(self) -> None:
         """Let the sampler draw now, and not when it is asked."""
         self._rest = _Rest(iter(self._sampler), self._num_skipped)
         self._rest.prime()
-        self._is_started = True
 
     def __iter__(self) -> "_Rest":
-        if self._rest is None or not self._is_started:
+        if self._rest is None or not self._rest.is_primed:
             self._rest = _Rest(iter(self._sampler), self._num_skipped)
         return self._rest
 
@@ -149,23 +148,14 @@ class _Rest(Iterator[Any]):
         self.skipped = 0
         # The next item, taken before its time: none, or one.
         self._taken: list[Any] = []
-        self._is_primed = False
+        self.is_primed = False
 
     def prime(self) -> None:
         """Skip, and take the first item that is not skipped."""
-        if self._is_primed:
-            return
-        self._is_primed = True
-        for _ in range(self._num_skipped):
-            try:
-                next(self._items)
-            except StopIteration:
-                return
-            self.skipped += 1
-        try:
-            self._taken.append(next(self._items))
-        except StopIteration:
-            return
+        if not self.is_primed:
+            self.is_primed = True
+            self.skipped = sum(1 for _ in islice(self._items, self._num_skipped))
+            self._taken = list(islice(self._items, 1))
 
     def __next__(self) -> Any:
         self.prime()

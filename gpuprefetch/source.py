@@ -136,13 +136,13 @@ def _start_whole(
     """Start at the first batch, in a fresh pass or after a pause that was loaded."""
     may_draw_beside = is_threaded and not traits.has_workers
     keeps_workers = origin is not None and traits.shares_iterator
-    if traits.keeps_state or not traits.has_indices:
-        return StartedSource(iter(source), [])
-    if may_draw_beside or keeps_workers:
+    by_index = traits.has_indices and not traits.keeps_state
+    if by_index and (may_draw_beside or keeps_workers):
         continues_workers = origin is not None and origin.continues_workers
         iterator, _ = start_at_index(source, 0, continues_workers=continues_workers)
-        return StartedSource(iterator, [])
-    return StartedSource(iter(source), [])
+    else:
+        iterator = iter(source)
+    return StartedSource(iterator, [])
 
 
 def _must_replay(traits: SourceTraits, origin: Origin) -> bool:
