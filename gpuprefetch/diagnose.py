@@ -220,7 +220,7 @@ def _explain_transform_host(stats: LoaderStats) -> tuple[str, str]:
     if stats.fusion.startswith("not fused: "):  # It was not taken over at all.
         return figure, f"The transform is {stats.fusion}."
     advice = f"The chain is {stats.fusion}. Leave out what is not fused"
-    if "as graphs on CUDA" not in stats.fusion:
+    if not stats.is_graphed:
         advice += ", or pass gpuprefetch.augment.fuse(chain, kept='graphed')"
     return figure, f"{advice}."
 

@@ -15,7 +15,7 @@ from gpuprefetch.resources import Resources
 from gpuprefetch.settings import Settings
 from gpuprefetch.stats import LoaderStats
 from gpuprefetch.streams import is_asynchronous
-from gpuprefetch.transform import describe_transform, fusion_of
+from gpuprefetch.transform import describe_transform, fusion_of, is_graphed
 from gpuprefetch.watch import Watch
 
 __all__ = ["Figures"]
@@ -41,7 +41,7 @@ class Figures:
         self.watch = Watch()
         # Read once a pass: a module's settings may lie on the device, and reading
         # those waits for it.
-        self._texts: tuple[str, str] | None = None
+        self._running: dict[str, Any] | None = None
 
     def begin_pass(self, epoch: int, device: torch.device, source: object) -> Meter:
         """Give the meter of a pass that is about to start.
@@ -59,7 +59,7 @@ class Figures:
         ended = self._newest_ended()
         kept = [m for m in self._meters if m is ended or not m.is_over]
         self._meters = [*kept, newest]
-        self._texts = self._read_texts()
+        self._running = self._read_running()
         self.watch.look_at_function(self._settings.function, device)
         return newest
 
@@ -74,23 +74,26 @@ class Figures:
         return self._freeze(self._newest_ended() if finished else self._meters[-1])
 
     def _freeze(self, meter: Meter) -> LoaderStats:
-        text, fusion = self._texts or self._read_texts()
         runs_beside = meter.device is not None and is_asynchronous(meter.device)
         workers: Any = getattr(self._source, "num_workers", None)
         return meter.snapshot(
             pinned_bytes=self._resources.pinned_bytes,
-            transform=text,
-            fusion=fusion,
             depth=self._settings.depth,
             is_overlapped=runs_beside,
             num_workers=workers if isinstance(self._source, DataLoader) else None,
             notes=self.watch.notes,
+            **(self._running or self._read_running()),
         )
 
     def describe_transform(self) -> str:
         """Name what runs on the device, as it was when the newest pass began."""
-        return (self._texts or self._read_texts())[0]
+        return str((self._running or self._read_running())["transform"])
 
-    def _read_texts(self) -> tuple[str, str]:
+    def _read_running(self) -> dict[str, Any]:
+        """Give the fields of the statistics that say what runs on the device."""
         function = self._settings.function
-        return describe_transform(function), fusion_of(function)
+        return {
+            "transform": describe_transform(function),
+            "fusion": fusion_of(function),
+            "is_graphed": is_graphed(function),
+        }

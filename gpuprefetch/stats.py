@@ -101,6 +101,9 @@ class LoaderStats:
     fusion: str = ""
     """For a Kornia module: ``fused``, or which members are not, and why. For a module
     that only holds some: why it is called as it is. Else empty."""
+    is_graphed: bool = False
+    """``fuse(kept="graphed")`` made it: what does not fuse runs as CUDA graphs, where
+    that can be."""
     device: str = ""
     """Where batches went; empty before the first pass."""
     depth: int = 0

@@ -29,6 +29,7 @@ __all__ = [
     "adapt_transform",
     "describe_transform",
     "fusion_of",
+    "is_graphed",
 ]
 
 
@@ -186,3 +187,8 @@ def fusion_of(transform: Callable[..., Any] | None) -> str:
     from gpuprefetch.augment.eligible import describe
 
     return describe(cast(torch.nn.Module, transform))
+
+
+def is_graphed(transform: Callable[..., Any] | None) -> bool:
+    """Tell whether ``fuse`` made it and was asked to run members as CUDA graphs."""
+    return is_fused_module(transform) and cast(Any, transform).kept == "graphed"

@@ -113,6 +113,12 @@ def test_the_advice_fits_the_settings(
     assert setting in diagnose(stats).advice
 
 
+def test_graphs_are_advised_only_where_nobody_asked_for_them() -> None:
+    stats = replace(LAUNCHES, fusion="not fused, Kornia: x")
+    assert "kept='graphed'" in diagnose(stats).advice
+    assert "kept='graphed'" not in diagnose(replace(stats, is_graphed=True)).advice
+
+
 @pytest.mark.parametrize(
     ("workers", "num_cores", "advice"),
     [

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gpuprefetch import StreamPrefetchLoader
 from gpuprefetch.augment import kept_graphs
 from gpuprefetch.augment.fusing import fuse
 from gpuprefetch.augment.host_reads import blur_unchecked, skip_host_reads
@@ -250,6 +251,8 @@ def test_it_is_said_which_members_have_graphs(graphs: Graphs) -> None:
         kept="graphed",
     )
     assert fused.summary.endswith("; kept members as graphs on CUDA")
+    assert StreamPrefetchLoader([], fused).stats().is_graphed
+    assert not StreamPrefetchLoader([], fuse(gamma())).stats().is_graphed
     with generators_seeded(0, torch.device("cpu")):
         member = next(one for one in fused.members if one.step is None).module
         numbers = drawn(member)
