@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["at_least", "available_device", "default_device"]
+__all__ = ["at_least", "available_device"]
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
@@ -23,12 +23,6 @@ def at_least(smallest: int) -> Callable[[str], int]:
         return value
 
     return parse
-
-
-def default_device() -> torch.device:
-    """Return this machine's accelerator, or the CPU where it has none."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if accelerator is None else accelerator
 
 
 def available_device(word: str) -> torch.device:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.cli.arguments import default_device
 from gpuprefetch.cli.probe import add_effort, effort_of, show_probe
 from gpuprefetch.probe import probe
 from gpuprefetch.settings import resolve_device
@@ -57,7 +56,7 @@ def add_to(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    device = resolve_device(options.device or default_device())
+    device = resolve_device(options.device)
     sizes = _Sizes(32, 256) if device.type != "cpu" else _Sizes(8, 64)
     torch.manual_seed(0)
     model = build_model(sizes.image_size, _NUM_CLASSES).to(device).train()

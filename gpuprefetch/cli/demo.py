@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.cli.arguments import at_least, available_device, default_device
+from gpuprefetch.cli.arguments import at_least, available_device
 from gpuprefetch.cli.comparison import (
     DemoSizes,
     PipelineResult,
@@ -24,6 +24,7 @@ from gpuprefetch.cores import count_cores
 from gpuprefetch.loader import StreamPrefetchLoader
 from gpuprefetch.plot import import_figure, save_grid
 from gpuprefetch.plural import counted
+from gpuprefetch.settings import resolve_device
 from gpuprefetch.workloads import (
     PHOTOGRAPHS,
     SMALLEST_IMAGE,
@@ -110,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
     # What the last step needs is asked for first, so that nothing is trained in vain.
     import_figure()
     options.out.mkdir(parents=True, exist_ok=True)
-    device = options.device or default_device()
+    device = resolve_device(options.device)
     sizes = _choose_sizes(options, device)
     print(_describe(sizes, device), flush=True)
     comparison = compare(sizes, device)

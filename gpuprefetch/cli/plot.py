@@ -6,7 +6,6 @@ next batches ran beside them.
 
 import argparse
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,8 @@ def _describe(overlap: Overlap) -> str:
     lines.append(f"GPU standing by  {overlap.idle_share:.1%} of the time")
     if not overlap.batches:
         return "\n".join([*lines, "batches          no copy to the GPU in this trace"])
-    copy_us = _median(batch.copy_us for batch in overlap.batches)
-    transform_us = _median(batch.transform_us for batch in overlap.batches)
+    copy_us = statistics.median(batch.copy_us for batch in overlap.batches)
+    transform_us = statistics.median(batch.transform_us for batch in overlap.batches)
     lines.append(
         f"copies           {copy_us:.0f} us a batch, "
         f"{overlap.copy_hidden_share:.0%} of it while training kernels ran"
@@ -131,10 +130,6 @@ def _describe(overlap: Overlap) -> str:
         "the step of an earlier one"
     )
     return "\n".join([*lines, _where(overlap)])
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
 
 
 def _where(overlap: Overlap) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gpuprefetch.batch import leaves_of
-from gpuprefetch.cli.arguments import at_least, available_device, default_device
+from gpuprefetch.cli.arguments import at_least, available_device
 from gpuprefetch.cli.objects import (
     CommandError,
     load_loader,
@@ -141,7 +141,7 @@ def _measure(options: argparse.Namespace) -> Probe:
             step,
             transform,
             inputs=parse_inputs(options.inputs),
-            device=resolve_device(options.device or default_device()),
+            device=resolve_device(options.device),
             effort=effort_of(options),
         )
 

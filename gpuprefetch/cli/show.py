@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gpuprefetch.cli.arguments import at_least, available_device, default_device
+from gpuprefetch.cli.arguments import at_least, available_device
 from gpuprefetch.cli.labels import Labels, read_image, read_labels
 from gpuprefetch.cli.objects import CommandError, load_transform, running_user_code
 from gpuprefetch.loader import StreamPrefetchLoader
@@ -129,7 +129,7 @@ def _draw_samples(
             [batch],
             transform,
             inputs=tuple(range(len(batch))) if keys else 0,
-            device=options.device or default_device(),
+            device=options.device,
             seed=options.seed,
         )
     samples, *moved = (_to_cpu(part) for part in result)
