@@ -40,9 +40,12 @@ def _flags(module: nn.Module) -> dict[str, Any]:
     return cast("dict[str, Any]", cast(Any, module).flags)
 
 
-def _gate(module: nn.Module) -> float:
-    """Probability per sample."""
-    return float(cast(Any, module).p)
+def _probability(module: nn.Module) -> float:
+    """Per sample. Kornia has one for the whole batch too; both at once do not fuse."""
+    p, p_batch = float(cast(Any, module).p), float(cast(Any, module).p_batch)
+    if p_batch not in (0.0, 1.0):
+        raise Unfusable(f"p_batch={p_batch:g} has no fused step")
+    return p * p_batch
 
 
 def _same(module: nn.Module) -> bool:
@@ -84,11 +87,16 @@ def _pair(size: Any) -> tuple[int, int]:
 # One reader per class #
 
 
-def _crop(kind: str, module: nn.Module) -> Step:
+def _require_whole_pixels(module: nn.Module) -> None:
+    """A crop cuts between pixels; only bicubic resampling changes them all the same."""
     _require_always(module)
-    flags = _flags(module)
-    if _resample(module) == "bicubic" and flags["cropping_mode"] != "slice":
+    if _resample(module) == "bicubic" and _flags(module)["cropping_mode"] != "slice":
         raise Unfusable("resample='bicubic' has no fused step")
+
+
+def _crop(kind: str, module: nn.Module) -> Step:
+    _require_whole_pixels(module)
+    flags = _flags(module)
     mode = str(flags["padding_mode"])
     if mode not in ("constant", "reflect", "replicate"):
         raise Unfusable(f"padding_mode={mode!r} has no fused step")
@@ -117,9 +125,7 @@ def _crop(kind: str, module: nn.Module) -> Step:
 
 
 def _center_crop(kind: str, module: nn.Module) -> Step:
-    _require_always(module)
-    if _resample(module) == "bicubic" and _flags(module)["cropping_mode"] != "slice":
-        raise Unfusable("resample='bicubic' has no fused step")
+    _require_whole_pixels(module)
     return CenterCrop(kind, _pair(_flags(module)["size"]))
 
 
@@ -165,18 +171,8 @@ def _resize(kind: str, module: nn.Module) -> Step:
 def _flip(kind: str, module: nn.Module) -> Step:
     axis = "x" if kind == "RandomHorizontalFlip" else "y"
     return Flip(
-        kind, cast(Any, axis), p=_gate_both(module), same_on_batch=_same(module)
+        kind, cast(Any, axis), p=_probability(module), same_on_batch=_same(module)
     )
-
-
-def _gate_both(module: nn.Module) -> float:
-    """Flips accept a batch-wide probability too; only one of the two may be open."""
-    p, p_batch = _gate(module), float(cast(Any, module).p_batch)
-    if p_batch == 1.0:
-        return p
-    if p_batch == 0.0:
-        return 0.0
-    raise Unfusable(f"p_batch={p_batch:g} has no fused step")
 
 
 def _rotation(kind: str, module: nn.Module) -> Step:
@@ -185,7 +181,7 @@ def _rotation(kind: str, module: nn.Module) -> Step:
         kind,
         _range(generator.sampler_dict["degrees"]),
         interpolation=_interpolation(module, "round"),
-        p=_gate_both(module),
+        p=_probability(module),
         same_on_batch=_same(module),
     )
 
@@ -220,7 +216,7 @@ def _affine(kind: str, module: nn.Module) -> Step:
         border=cast(Border, flags["padding_mode"].name.lower()),
         align_corners=bool(flags["align_corners"]),
         fill=(0.0,) if fill is None else _floats(fill),
-        p=_gate_both(module),
+        p=_probability(module),
         same_on_batch=_same(module),
     )
 
@@ -239,7 +235,7 @@ def _blur(kind: str, module: nn.Module) -> Step:
         kernel,
         (low, high),
         border=cast(Any, flags["border_type"].name.lower()),
-        p=_gate_both(module),
+        p=_probability(module),
         same_on_batch=_same(module),
     )
 
@@ -262,7 +258,7 @@ def _pointwise(kind: str, module: nn.Module) -> Step:
         bias = tuple(-m / s for m, s in zip(means, stds, strict=True))
     else:
         scale, bias = stds, means
-    return Pointwise(kind, scale, bias, p=_gate(module))
+    return Pointwise(kind, scale, bias, p=float(cast(Any, module).p))
 
 
 def _jitter(kind: str, module: nn.Module) -> Step:
@@ -277,7 +273,7 @@ def _jitter(kind: str, module: nn.Module) -> Step:
         **ranges,
         is_jiggle=kind == "ColorJiggle",
         order=cast(Any, module)._fixed_order,
-        p=_gate_both(module),
+        p=_probability(module),
         same_on_batch=_same(module),
     )
 
@@ -302,7 +298,7 @@ def _grayscale(kind: str, module: nn.Module) -> Step:
     return Grayscale(
         kind,
         () if weights is None else _floats(weights),
-        p=_gate_both(module),
+        p=_probability(module),
         same_on_batch=_same(module),
     )
 
@@ -317,7 +313,7 @@ def _erase(kind: str, module: nn.Module) -> Step:
         (scale[0], scale[1]),
         (ratio[0], ratio[1]),
         value=float(draw.value),
-        p=_gate_both(module),
+        p=_probability(module),
         same_on_batch=_same(module),
     )
 
