@@ -82,19 +82,17 @@ class FusedTransform:
         elif not self._fused.runs_as_is:
             check_image(inputs[0])
         seed = seeds.of_batch(batch_index)
-        if self._fused.is_fused:
-            self._generator.manual_seed(seed)
-            if self._kornia is not None and _is_for_cpu(inputs):
-                # The same draws; Kornia's own operations take a half to a quarter of
-                # the time there that the plan takes in torch's.
-                drawn = self._fused.sample(inputs[0].shape, self._generator)
-                return self._kornia.apply_drawn(inputs, self._fused.to_kornia(drawn))
-            return self._run(inputs, self._generator)
-        if self._fused.runs_as_is:
-            self._generator.manual_seed(seed)
-            return self._run(inputs, self._generator)
-        with generators_seeded(seed, inputs[0].device), default_device_cpu():
-            return self._run(inputs, None)
+        is_fused = self._fused.is_fused
+        if not is_fused and not self._fused.runs_as_is:
+            with generators_seeded(seed, inputs[0].device), default_device_cpu():
+                return self._run(inputs, None)
+        self._generator.manual_seed(seed)
+        if is_fused and self._kornia is not None and _is_for_cpu(inputs):
+            # The same draws; Kornia's own operations take a half to a quarter of the
+            # time there that the plan takes in torch's.
+            drawn = self._fused.sample(inputs[0].shape, self._generator)
+            return self._kornia.apply_drawn(inputs, self._fused.to_kornia(drawn))
+        return self._run(inputs, self._generator)
 
     def _is_ordinary(self, inputs: tuple[Any, ...]) -> bool:
         """Whether a batch is images on a GPU alone, and no hook wants to see them."""
