@@ -5,6 +5,8 @@ batches of any pass showed.
 """
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +21,21 @@ from gpuprefetch.transform import describe_transform, fusion_of, is_graphed
 from gpuprefetch.watch import Watch
 
 __all__ = ["Figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What runs on the device, as the statistics name it."""
+
+    transform: str
+    fusion: str
+    is_graphed: bool
+
+    @classmethod
+    def read(cls, function: Callable[..., Any] | None) -> "_Running":
+        return cls(
+            describe_transform(function), fusion_of(function), is_graphed(function)
+        )
 
 
 class Figures:
@@ -41,7 +58,7 @@ class Figures:
         self.watch = Watch()
         # Read once a pass: a module's settings may lie on the device, and reading
         # those waits for it.
-        self._running: dict[str, Any] | None = None
+        self._running: _Running | None = None
 
     def begin_pass(self, epoch: int, device: torch.device, source: object) -> Meter:
         """Give the meter of a pass that is about to start.
@@ -59,7 +76,7 @@ class Figures:
         ended = self._newest_ended()
         kept = [m for m in self._meters if m is ended or not m.is_over]
         self._meters = [*kept, newest]
-        self._running = self._read_running()
+        self._running = _Running.read(self._settings.function)
         self.watch.look_at_function(self._settings.function, device)
         return newest
 
@@ -76,24 +93,22 @@ class Figures:
     def _freeze(self, meter: Meter) -> LoaderStats:
         runs_beside = meter.device is not None and is_asynchronous(meter.device)
         workers: Any = getattr(self._source, "num_workers", None)
-        return meter.snapshot(
+        running = self._now_running()
+        return replace(
+            meter.snapshot(),
             pinned_bytes=self._resources.pinned_bytes,
             depth=self._settings.depth,
             is_overlapped=runs_beside,
             num_workers=workers if isinstance(self._source, DataLoader) else None,
             notes=self.watch.notes,
-            **(self._running or self._read_running()),
+            transform=running.transform,
+            fusion=running.fusion,
+            is_graphed=running.is_graphed,
         )
 
     def describe_transform(self) -> str:
         """Name what runs on the device, as it was when the newest pass began."""
-        return str((self._running or self._read_running())["transform"])
+        return self._now_running().transform
 
-    def _read_running(self) -> dict[str, Any]:
-        """Give the fields of the statistics that say what runs on the device."""
-        function = self._settings.function
-        return {
-            "transform": describe_transform(function),
-            "fusion": fusion_of(function),
-            "is_graphed": is_graphed(function),
-        }
+    def _now_running(self) -> _Running:
+        return self._running or _Running.read(self._settings.function)

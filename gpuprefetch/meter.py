@@ -240,8 +240,8 @@ class Meter:
 
     # The record #
 
-    def snapshot(self, **setup: Any) -> LoaderStats:
-        """Freeze the figures; ``setup`` are the fields that this does not know."""
+    def snapshot(self) -> LoaderStats:
+        """Freeze the figures; the fields about the loader are left as they are."""
         self._count_readings()
         self._read_fired()
         spreads: dict[str, Any] = dict(self._times.spreads())
@@ -255,7 +255,6 @@ class Meter:
             device="" if self.device is None else str(self.device),
             is_threaded=self.is_threaded,
             **spreads,
-            **setup,
         )
 
 

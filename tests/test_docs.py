@@ -124,6 +124,8 @@ def test_the_pages_import_public_modules_only() -> None:
     assert set(imported) <= set(re.findall(r"`([\w.]+)`", listed))
 
 
+# Torch's profiler says that of itself, where there is a GPU.
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @pytest.mark.parametrize(("code", "page"), _blocks())
 def test_a_python_block_runs(
     code: str, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

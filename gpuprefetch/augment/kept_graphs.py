@@ -292,9 +292,9 @@ def _signature(image: Tensor, drawn: dict[str, Tensor]) -> object:
     )
 
 
-def _kinds(drawn: dict[str, Tensor]) -> tuple[object, ...]:
-    """Names, shapes and types of a member's numbers."""
-    return tuple((name, value.shape, value.dtype) for name, value in drawn.items())
+def _kinds(drawn: dict[str, Tensor]) -> frozenset[object]:
+    """Names, shapes and types of a member's numbers, in whatever order they come."""
+    return frozenset((name, value.shape, value.dtype) for name, value in drawn.items())
 
 
 def _why_host_draws(module: nn.Module, image: Tensor, drawn: dict[str, Tensor]) -> str:
@@ -324,7 +324,7 @@ def _host_states() -> object:
 
 
 def _why_unlike(
-    module: nn.Module, graph: _Graph, image: Tensor, kinds: tuple[object, ...]
+    module: nn.Module, graph: _Graph, image: Tensor, kinds: frozenset[object]
 ) -> str:
     """Compare a graph with its member for other numbers than it was captured with."""
     for seed in (1, 2):

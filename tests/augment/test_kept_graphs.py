@@ -95,6 +95,19 @@ def test_each_batch_has_its_own_numbers(graphs: Graphs) -> None:
     assert graphs.replays == 3 + 2, "three batches, and two to compare the graph"
 
 
+def test_numbers_may_come_in_any_order(graphs: Graphs) -> None:
+    """A user's own ``params`` may be sorted otherwise than Kornia's."""
+    module = K.RandomPerspective(0.5, p=0.5)
+    member, images = GraphedMember(module), torch.rand(SHAPE)
+    numbers = drawn(module)
+    assert len(numbers) > 1
+    expected = module(images, params=numbers)
+    for given in (dict(reversed(numbers.items())), numbers):
+        assert torch.equal(member(images, given), expected)
+    assert not member.why_eager
+    assert len(graphs.captured) == 1
+
+
 def test_numbers_of_all_types_find_their_places(graphs: Graphs) -> None:
     module = K.RandomCrop((5, 7), padding=1)
     numbers = drawn(module) | {"a flag": torch.tensor([True, False, True])}
